@@ -1,0 +1,119 @@
+"""Build the extensions against the installed LibTorch and the MPI that mpicc names.
+
+One extension a concern; those after _core link the file it makes:
+
+    dtorch_mpi._core         src/tensor, src/capture, src/wire   C++ with a thin Cython face
+    dtorch_mpi._controller   src/controller                      Cython
+    dtorch_mpi._worker       src/worker                          Cython
+    dtorch_mpi._transport    src/transport                       Cython
+    dtorch_mpi._collectives  src/collectives                     C++ (c10d::Backend)
+    dtorch_mpi._mpi          src/transport/mpi, src/collectives/mpi; left out without an mpicc
+
+Settings: MPICC (the compiler wrapper to ask), DTORCH_DEBUG=1 (assertions and debug
+symbols), DTORCH_SANITIZE=address (AddressSanitizer).
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import torch
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from torch.utils.cpp_extension import BuildExtension, include_paths, library_paths
+
+ROOT = Path(__file__).parent
+CORE_SONAME = "_core" + sysconfig.get_config_var("EXT_SUFFIX")
+
+
+def mpi_flags():
+    """Ask mpicc for its include and link flags; None when no MPI is found."""
+    mpicc = os.environ.get("MPICC") or shutil.which("mpicc")
+    if mpicc is None:
+        print("setup.py: no mpicc on PATH and MPICC is not set: building without MPI")
+        return None
+    shown = subprocess.run([mpicc, "-show"], capture_output=True, text=True, check=True).stdout
+    words = shlex.split(shown)[1:]
+    compile_flags = [w for w in words if w.startswith(("-I", "-D", "-pthread"))]
+    link_flags = [w for w in words if w.startswith(("-L", "-l", "-Wl,"))]
+    print(f"setup.py: MPI from {mpicc}: {' '.join(compile_flags + link_flags)}")
+    return compile_flags, link_flags
+
+
+def sources(*rooms):
+    """All C++ and Cython sources of the named rooms, in a fixed order."""
+    found = []
+    for room in rooms:
+        folder = ROOT / "src" / room
+        found += [p for p in sorted(folder.glob("*.cpp")) if not p.name.endswith(".pyx.cpp")]
+        found += sorted(folder.glob("*.pyx"))
+    return [str(p.relative_to(ROOT)) for p in found]
+
+
+def extension(name, files, compile_flags=(), link_flags=()):
+    debug = os.environ.get("DTORCH_DEBUG") == "1"
+    sanitize = os.environ.get("DTORCH_SANITIZE")
+    cxx = ["-std=c++20", "-g1", "-fvisibility=default", "-Wall", "-Wno-sign-compare",
+           "-Wno-unused-function", "-Wno-unused-variable", "-Wno-cpp"]
+    cxx += ["-O1", "-g", "-DDTORCH_DEBUG"] if debug else ["-O2", "-DNDEBUG"]
+    link = []
+    if sanitize:
+        cxx.append(f"-fsanitize={sanitize}")
+        link.append(f"-fsanitize={sanitize}")
+    return Extension(
+        f"dtorch_mpi.{name}",
+        files,
+        language="c++",
+        include_dirs=[str(ROOT / "src"), *include_paths()],
+        library_dirs=library_paths(),
+        libraries=["c10", "torch", "torch_cpu", "torch_python"],
+        extra_compile_args=cxx + list(compile_flags),
+        extra_link_args=link + [f"-Wl,-rpath,{p}" for p in library_paths()] + list(link_flags),
+    )
+
+
+class BuildInOrder(BuildExtension):
+    """Build _core first: the others link the file it makes."""
+
+    def build_extension(self, ext):
+        if ext.name != "dtorch_mpi._core":
+            core = Path(self.get_ext_fullpath("dtorch_mpi._core"))
+            ext.extra_link_args = ext.extra_link_args + [str(core.absolute()), "-Wl,-rpath,$ORIGIN"]
+        super().build_extension(ext)
+
+    def build_extensions(self):
+        self.extensions.sort(key=lambda ext: ext.name != "dtorch_mpi._core")
+        super().build_extensions()
+
+
+extensions = [
+    extension("_core", sources("tensor", "capture", "wire"),
+              link_flags=[f"-Wl,-soname,{CORE_SONAME}"]),
+    extension("_controller", sources("controller")),
+    extension("_worker", sources("worker")),
+    extension("_transport", sources("transport")),
+    extension("_collectives", sources("collectives")),
+]
+mpi = mpi_flags()
+if mpi is not None:
+    extensions.append(extension("_mpi", sources("transport/mpi", "collectives/mpi"), *mpi))
+extensions = [ext for ext in extensions if ext.sources]
+
+setup(
+    ext_modules=cythonize(
+        extensions,
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": False,
+            "wraparound": False,
+            "cdivision": True,
+            "embedsignature": True,
+        },
+        include_path=["src"],
+        build_dir="build/cython",
+    ),
+    cmdclass={"build_ext": BuildInOrder},
+)
