@@ -3,6 +3,7 @@
 One extension a concern; those after _core link the file it makes:
 
     dtorch_mpi._core         src/tensor, src/capture, src/wire   C++ with a thin Cython face
+    dtorch_mpi._sharding     src/sharding                        C++; the worker links it
     dtorch_mpi._controller   src/controller                      Cython
     dtorch_mpi._worker       src/worker                          Cython
     dtorch_mpi._transport    src/transport                       Cython
@@ -27,6 +28,7 @@ from torch.utils.cpp_extension import BuildExtension, include_paths, library_pat
 
 ROOT = Path(__file__).parent
 CORE_SONAME = "_core" + sysconfig.get_config_var("EXT_SUFFIX")
+SHARDING_SONAME = "_sharding" + sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def mpi_flags():
@@ -79,7 +81,7 @@ class BuildInOrder(BuildExtension):
     """Build _core first: the others link the file it makes."""
 
     def build_extension(self, ext):
-        if ext.name != "dtorch_mpi._core":
+        if ext.name not in ("dtorch_mpi._core", "dtorch_mpi._sharding"):
             core = Path(self.get_ext_fullpath("dtorch_mpi._core"))
             ext.extra_link_args = ext.extra_link_args + [str(core.absolute()), "-Wl,-rpath,$ORIGIN"]
         super().build_extension(ext)
@@ -92,6 +94,7 @@ class BuildInOrder(BuildExtension):
 extensions = [
     extension("_core", sources("tensor", "capture", "wire"),
               link_flags=[f"-Wl,-soname,{CORE_SONAME}"]),
+    extension("_sharding", sources("sharding"), link_flags=[f"-Wl,-soname,{SHARDING_SONAME}"]),
     extension("_controller", sources("controller")),
     extension("_worker", sources("worker")),
     extension("_transport", sources("transport")),
