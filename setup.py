@@ -3,6 +3,7 @@
 One extension a concern. Each may link the files of those before it that it names:
 
     dtorch_mpi._core             src/tensor, src/capture, src/wire   C++, a thin Cython face
+    dtorch_mpi._sharding         src/sharding                        C++
     dtorch_mpi._controller       src/controller                      Cython
     dtorch_mpi._worker           src/worker                          Cython
     dtorch_mpi._transport        src/transport                       Cython
@@ -93,18 +94,19 @@ class BuildInOrder(BuildExtension):
 
 extensions = [
     extension("_core", sources("tensor", "capture", "wire")),
-    extension("_controller", sources("controller"), links=["_core"]),
-    extension("_worker", sources("worker"), links=["_core"]),
-    extension("_transport", sources("transport"), links=["_core"]),
     # -O3: the reductions are loops for the vectorizer.
     extension("_collectives", sources("collectives"), compile_flags=["-O3"]),
+    extension("_sharding", sources("sharding"), links=["_core"]),
+    extension("_transport", sources("transport"), links=["_core", "_sharding"]),
+    extension("_controller", sources("controller"), links=["_core"]),
+    extension("_worker", sources("worker"), links=["_core", "_sharding"]),
 ]
 mpi = mpi_flags()
 if mpi is not None:
     extensions += [
         extension("_mpi_collectives", sources("collectives/mpi"), *mpi, links=["_collectives"]),
         extension("_mpi", sources("transport/mpi"), *mpi,
-                  links=["_core", "_collectives", "_mpi_collectives"]),
+                  links=["_core", "_sharding", "_mpi_collectives", "_collectives"]),
     ]
 extensions = [ext for ext in extensions if ext.sources]
 
