@@ -32,6 +32,9 @@ ROOT = Path(__file__).parent
 EXT_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
+LINKS = {}  # extension -> those whose files it links
+
+
 def mpi_flags():
     """Ask mpicc for its include and link flags; None when no MPI is found."""
     mpicc = os.environ.get("MPICC") or shutil.which("mpicc")
@@ -67,7 +70,8 @@ def extension(name, files, compile_flags=(), link_flags=(), links=()):
     if sanitize:
         cxx.append(f"-fsanitize={sanitize}")
         link.append(f"-fsanitize={sanitize}")
-    built = Extension(
+    LINKS[f"dtorch_mpi.{name}"] = [f"dtorch_mpi.{other}" for other in links]
+    return Extension(
         f"dtorch_mpi.{name}",
         files,
         language="c++",
@@ -78,15 +82,13 @@ def extension(name, files, compile_flags=(), link_flags=(), links=()):
         extra_link_args=link + [f"-Wl,-soname,{name}{EXT_SUFFIX}"]
         + [f"-Wl,-rpath,{p}" for p in library_paths()] + list(link_flags),
     )
-    built.links = [f"dtorch_mpi.{other}" for other in links]
-    return built
 
 
 class BuildInOrder(BuildExtension):
     """Build in the order of the list: the later ones link the files that the earlier make."""
 
     def build_extension(self, ext):
-        files = [str(Path(self.get_ext_fullpath(name)).absolute()) for name in ext.links]
+        files = [str(Path(self.get_ext_fullpath(name)).absolute()) for name in LINKS[ext.name]]
         if files:
             ext.extra_link_args = [*ext.extra_link_args, *files, "-Wl,-rpath,$ORIGIN"]
         super().build_extension(ext)

@@ -25,6 +25,7 @@ cdef extern from *:
     """
     #include <pybind11/pybind11.h>
     #include <torch/csrc/Exceptions.h>
+    #include <torch/csrc/utils/pybind.h>
 
     #include "capture/autocast.h"
     #include "capture/call_site.h"
@@ -61,12 +62,16 @@ cdef extern from *:
       meta.sharding = sharding;
       metas.push_back(std::move(meta));
     }
+    static PyObject* dtorch_default_generator() {
+      return pybind11::cast(dtorch::default_generator()).release().ptr();
+    }
     static dtorch::PromiseName dtorch_promise(int home, uint32_t id, uint64_t place) {
       return {static_cast<dtorch::Home>(home), id, place};
     }
     """
     void dtorch_register() except +
     void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
+    object dtorch_default_generator() except +
     PromiseName dtorch_promise(int home, uint32_t id, uint64_t place)
 
 
@@ -164,6 +169,11 @@ cdef const Tensor* distributed(object tensor) except NULL:
         raise ValueError(f"expected a tensor on the dtorch device, got one on {tensor.device}; "
                          "move it with .to('dtorch') or dtorch_mpi.distribute_tensor")
     return unpacked
+
+
+def default_generator():
+    """The device's torch.Generator."""
+    return dtorch_default_generator()
 
 
 def slot(tensor):

@@ -41,6 +41,12 @@ void ShardingTable::define_sharding(uint32_t number, uint32_t mesh_number,
   shardings_.emplace(number, std::move(sharding));
 }
 
+void ShardingTable::clear() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  meshes_.clear();
+  shardings_.clear();
+}
+
 std::shared_ptr<const Mesh> ShardingTable::mesh(uint32_t number) const {
   std::lock_guard<std::mutex> guard(mutex_);
   auto found = meshes_.find(number);

@@ -1,7 +1,7 @@
 // The meshes and shardings of this process, by the numbers under which records name them.
 //
 // Rank 0 fills its own when it defines one, a worker when the record comes; worker threads
-// share their process's. Entries are never changed or removed.
+// share their process's. Entries never change.
 #pragma once
 
 #include <memory>
@@ -25,6 +25,9 @@ class ShardingTable {
   // Defining a number again is allowed with the same content (worker threads share a table).
   void define_mesh(uint32_t number, std::vector<int64_t> shape, std::vector<int32_t> workers);
   void define_sharding(uint32_t number, uint32_t mesh, const std::vector<int64_t>& packed);
+
+  // For a runtime that starts again: its numbers start again too.
+  void clear();
 
   // Null for a number that was never defined.
   std::shared_ptr<const Mesh> mesh(uint32_t number) const;

@@ -19,7 +19,10 @@ struct PendingReply {
 
 class Mailbox {
  public:
-  static Mailbox& get();
+  static Mailbox& get() {
+    static auto* mailbox = new Mailbox;  // worker threads may outlive every static
+    return *mailbox;
+  }
 
   std::shared_ptr<PendingReply> expect(uint32_t id, size_t num_parts) {
     auto pending = std::make_shared<PendingReply>(num_parts);

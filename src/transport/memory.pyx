@@ -129,10 +129,12 @@ cdef class MemoryLink:
     """
 
     cdef Seats seats
+    cdef int first_worker
     cdef vector[Seat] storage
     cdef ControllerLink link
 
     def __init__(self, int first_worker, int count, int spins):
+        self.first_worker = first_worker
         self.storage.resize(count)
         cdef Seat* seat
         for i in range(count):
@@ -157,6 +159,16 @@ cdef class MemoryLink:
     def __dealloc__(self):
         for i in range(self.seats.count):
             del self.storage[i].queue
+
+    num_sends = 0
+
+    def expect(self, uint32_t number, size_t num_workers, members, nbytes):
+        """(replies, promise) for a request that the given workers answer."""
+        here = [w for w in members if self.first_worker <= w < self.first_worker + self.seats.count]
+        return MemoryReplies(number, num_workers, len(here)), (0, number, 0)
+
+    def check(self):
+        """Threads of this process do not get lost."""
 
     def controller_end(self):
         return PyCapsule_New(&self.link, "dtorch.ControllerLink", NULL)
@@ -192,12 +204,12 @@ cdef class MemoryReplies:
         return here
 
     def parts(self):
-        """[(value or None, failure or None)] by worker; a failure is (text, site, record, worker, host)."""
-        found = []
+        """[(value or None, failure or None)] by worker.
+
+        A failure is (text, site, record, worker, host).
+        """
         cdef PendingReply* pending = self.pending.get()
-        for i in range(pending.parts.size()):
-            found.append(reply_to_python(pending.parts[i]))
-        return found
+        return [reply_to_python(pending.parts[i]) for i in range(<int>pending.parts.size())]
 
 
 cdef extern from *:
@@ -222,12 +234,12 @@ cdef extern from *:
 
 
 cdef object reply_to_python(const Reply& reply):
-    value = THPVariable_Wrap(reply.value) if reply.value.defined() else None
-    failure = None
-    if reply.failure.get() != NULL:
-        failure = (
-            reply.failure.get().text.decode("utf-8", "replace"), reply.failure.get().site,
-            reply.failure.get().record, reply.failure.get().worker,
-            reply.failure.get().host.decode("utf-8", "replace"),
-        )
-    return value, failure
+    cdef object value = None
+    if reply.value.defined():
+        value = THPVariable_Wrap(reply.value)
+    if reply.failure.get() == NULL:
+        return value, None
+    cdef str text = reply.failure.get().text.decode("utf-8", "replace")
+    cdef str host = reply.failure.get().host.decode("utf-8", "replace")
+    return value, (text, reply.failure.get().site, reply.failure.get().record,
+                   reply.failure.get().worker, host)

@@ -2,6 +2,8 @@
 // execution that throw. Each returns false and fills `failure` instead of throwing.
 #pragma once
 
+#include <unordered_set>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
@@ -109,7 +111,7 @@ inline void store_outputs(WorkerState& state, Reader& reader, const FailurePtr& 
       entry.state = SlotEntry::State::kTensor;
       entry.failure = nullptr;
     } else {
-      entry.tensor = {};
+      entry.tensor = at::Tensor();
       entry.failure = failure;
       entry.state = absent ? SlotEntry::State::kAbsent : SlotEntry::State::kFailed;
     }
@@ -248,7 +250,7 @@ inline void define_sharding(WorkerState& state, Reader& reader, uint32_t number)
 
 inline void free_slot(WorkerState& state, uint32_t number) {
   auto& entry = state.slot(number);
-  entry.tensor = {};
+  entry.tensor = at::Tensor();
   entry.failure = nullptr;
   entry.state = SlotEntry::State::kEmpty;
 }
@@ -264,7 +266,7 @@ inline void put_tensor(WorkerState& state, uint32_t number, at::Tensor tensor, u
 inline void put_failure(WorkerState& state, uint32_t number, const FailurePtr& failure) {
   auto& entry = state.slot(number);
   entry.state = SlotEntry::State::kFailed;
-  entry.tensor = {};
+  entry.tensor = at::Tensor();
   entry.failure = failure;
 }
 
@@ -398,6 +400,18 @@ inline void get_value(WorkerState& state, const WorkerLink& link, Reader& reader
     }
   }
   link.reply(link.self, &promise, &reply);
+}
+
+// Bytes and number of the tensors that slots hold; memory that several share counts once.
+inline void live_memory(const WorkerState& state, int64_t* bytes, int64_t* tensors) {
+  std::unordered_set<const c10::StorageImpl*> seen;
+  for (const auto& entry : state.slots) {
+    if (!entry.tensor.defined()) continue;
+    ++*tensors;
+    if (!entry.tensor.has_storage()) continue;
+    const auto& storage = entry.tensor.storage();
+    if (seen.insert(storage.unsafeGetStorageImpl()).second) *bytes += storage.nbytes();
+  }
 }
 
 // The metadata of a slot as an int64 tensor: dtype, dim, offset, sizes, strides; empty for an

@@ -14,21 +14,20 @@ from dtorch_mpi.kernels import registry
 
 
 cdef extern from "wire/reader.h" namespace "dtorch" nogil:
-    cppclass Kind:
-        pass
-    Kind kOperator "dtorch::Kind::kOperator"
-    Kind kFree "dtorch::Kind::kFree"
-    Kind kDefineOperator "dtorch::Kind::kDefineOperator"
-    Kind kDefineSite "dtorch::Kind::kDefineSite"
-    Kind kDefineMesh "dtorch::Kind::kDefineMesh"
-    Kind kDefineSharding "dtorch::Kind::kDefineSharding"
-    Kind kUpload "dtorch::Kind::kUpload"
-    Kind kGet "dtorch::Kind::kGet"
-    Kind kSync "dtorch::Kind::kSync"
-    Kind kRedistribute "dtorch::Kind::kRedistribute"
-    Kind kDescribe "dtorch::Kind::kDescribe"
-    Kind kPythonKernel "dtorch::Kind::kPythonKernel"
-    Kind kShutdown "dtorch::Kind::kShutdown"
+    cdef enum class Kind:
+        kOperator
+        kFree
+        kDefineOperator
+        kDefineSite
+        kDefineMesh
+        kDefineSharding
+        kUpload
+        kGet
+        kSync
+        kRedistribute
+        kDescribe
+        kPythonKernel
+        kShutdown
 
     cppclass Reader:
         Reader(const uint32_t*, const uint32_t*)
@@ -137,31 +136,31 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
     cdef uint32_t number = reader.number()
     state.site = reader.site()
     reader.enter()
-    if kind == kOperator:
+    if kind == Kind.kOperator:
         run_operator(state[0], reader, count, number)
-    elif kind == kFree:
+    elif kind == Kind.kFree:
         free_slot(state[0], number)
-    elif kind == kRedistribute:
+    elif kind == Kind.kRedistribute:
         run_redistribute(state[0], reader, number, count != 0)
-    elif kind == kGet:
+    elif kind == Kind.kGet:
         get_value(state[0], context.link[0], reader, number)
-    elif kind == kUpload:
+    elif kind == Kind.kUpload:
         upload(state[0], context.link[0], reader, number)
-    elif kind == kPythonKernel:
+    elif kind == Kind.kPythonKernel:
         run_python_kernel(state, reader, count)
-    elif kind == kDefineOperator:
+    elif kind == Kind.kDefineOperator:
         define_operator(state[0], reader, number)
-    elif kind == kDefineSite:
+    elif kind == Kind.kDefineSite:
         pass
-    elif kind == kDefineMesh:
+    elif kind == Kind.kDefineMesh:
         define_mesh(state[0], reader, number)
-    elif kind == kDefineSharding:
+    elif kind == Kind.kDefineSharding:
         define_sharding(state[0], reader, number)
-    elif kind == kSync:
+    elif kind == Kind.kSync:
         sync(state[0], context.link[0], reader)
-    elif kind == kDescribe:
+    elif kind == Kind.kDescribe:
         describe_slot(state[0], context.link[0], reader, number)
-    elif kind == kShutdown:
+    elif kind == Kind.kShutdown:
         state.stopped = True
     else:
         malformed()
@@ -185,8 +184,9 @@ cdef void python_kernel(WorkerState* state, const KernelCall& call) noexcept:
     cdef vector[Tensor] results
     try:
         outputs = [
-            (output.dtype, tuple(output.sizes), tuple(output.local_sizes), tuple(output.local_offsets))
-            for output in call.outputs
+            (call.outputs[i].dtype, tuple(call.outputs[i].sizes),
+             tuple(call.outputs[i].local_sizes), tuple(call.outputs[i].local_offsets))
+            for i in range(<int>call.outputs.size())
         ]
         for tensor in registry.run(call.name.decode(), call.packed, outputs):
             results.push_back(THPVariable_Unpack(tensor))
@@ -205,6 +205,28 @@ cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
             break
         at += words
         context.state.record += 1
+
+
+cdef extern from "worker/call.h" namespace "dtorch" nogil:
+    void c_live_memory "dtorch::live_memory"(const WorkerState&, int64_t* nbytes, int64_t* tensors)
+
+
+def live_memory():
+    """(bytes, tensors) alive on the worker whose thread calls."""
+    cdef int64_t nbytes = 0, tensors = 0
+    c_live_memory(this_worker()[0], &nbytes, &tensors)
+    return nbytes, tensors
+
+
+cdef extern from *:
+    """
+    // The worker that runs in this thread, for Python kernels that ask.
+    static thread_local dtorch::WorkerState* dtorch_this_worker = nullptr;
+    static dtorch::WorkerState* this_worker() { return dtorch_this_worker; }
+    static void set_this_worker(dtorch::WorkerState* state) { dtorch_this_worker = state; }
+    """
+    WorkerState* this_worker()
+    void set_this_worker(WorkerState*)
 
 
 cdef class Worker:
@@ -234,6 +256,7 @@ cdef class Worker:
     def run(self, int num_threads):
         """Execute until a shutdown record comes. num_threads: for each operator."""
         set_num_threads(num_threads)
+        set_this_worker(self.context.state)
         cdef below_autograd* guard = new below_autograd()
         with nogil:
             self.loop()
