@@ -47,7 +47,11 @@ struct TensorHeader {
   int64_t sizes[kMaxDims];
   int64_t strides[kMaxDims];
 };
-constexpr size_t kMostFirstMessage = sizeof(TensorHeader) + kTextBytes + kInline;
+
+// The first message of a reply whose value has `nbytes`: header and data, or header and texts.
+inline size_t first_message_bytes(size_t nbytes) {
+  return sizeof(TensorHeader) + std::max(kTextBytes, std::min(nbytes, kInline));
+}
 
 inline void check_mpi(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
