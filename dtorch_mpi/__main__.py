@@ -13,17 +13,16 @@ usage: python -m dtorch_mpi run    SCRIPT [ARGS ...]
 """
 
 
-def parser():
+def _parsers():
     top = argparse.ArgumentParser(
         prog="python -m dtorch_mpi", usage=USAGE[len("usage: "):], allow_abbrev=False,
         description="Run one PyTorch program on all ranks of an MPI job.")
     top.add_argument("--version", action="version", version=_version())
     commands = top.add_subparsers(dest="command", required=True, metavar="{run,launch}")
-    run = commands.add_parser(
-        "run", add_help=False, prefix_chars="\0",
+    commands.add_parser(
+        "run", add_help=False,
         help="inside mpirun or srun: rank 0 runs the script, the other ranks serve as workers; "
              "without a launcher, one process does both")
-    run.add_argument("argv", nargs=argparse.REMAINDER)
     launch = commands.add_parser(
         "launch", allow_abbrev=False, usage="python -m dtorch_mpi launch -n N [--launcher NAME] "
         "[--dry-run] SCRIPT | -m MODULE | -c COMMAND [ARGS ...]",
@@ -39,7 +38,7 @@ def parser():
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    top, launch_parser = parser()
+    top, launch_parser = _parsers()
     if argv[:1] == ["run"]:
         # argparse would take the script's own options for ours.
         _run(argv[1:], top)

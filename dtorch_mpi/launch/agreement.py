@@ -3,6 +3,7 @@
 import json
 import platform
 import socket
+from array import array
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -70,12 +71,12 @@ def _gather(comm, value):
     from mpi4py import MPI
 
     data = json.dumps(value).encode()
-    sizes = torch.empty(comm.size, dtype=torch.int32).numpy()
-    comm.Allgather(torch.tensor([len(data)], dtype=torch.int32).numpy(), sizes)
-    received = bytearray(int(sizes.sum()))
+    sizes = array("i", bytes(array("i").itemsize * comm.size))
+    comm.Allgather(array("i", [len(data)]), sizes)
+    received = bytearray(sum(sizes))
     comm.Allgatherv([data, MPI.BYTE], [received, sizes, MPI.BYTE])
     values, start = [], 0
-    for size in sizes.tolist():
+    for size in sizes:
         values.append(json.loads(received[start:start + size]))
         start += size
     return values

@@ -31,7 +31,7 @@ def find_launcher(name=None, variables=None):
     return found
 
 
-def launch_line(num_ranks, argv, launcher, family, version=""):
+def launch_line(num_ranks, argv, launcher, family):
     """(command, extra environment variables) for `num_ranks` ranks running `argv`.
 
     Args:
