@@ -1,0 +1,47 @@
+// Moving a tensor from one placement to another: a plan, and its execution by collectives on
+// the groups of the mesh's axes.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "sharding/placement.h"
+
+namespace dtorch {
+
+// An array of workers; row-major coordinates give worker numbers.
+struct Mesh {
+  uint32_t id = 0;
+  std::vector<int64_t> shape;
+  std::vector<int32_t> workers;
+};
+
+// One worker's place in a mesh.
+struct MeshMember {
+  std::vector<int64_t> coordinate;
+  // One an axis: the workers that differ from this one in that coordinate only, ranked by it.
+  std::vector<c10::intrusive_ptr<c10d::Backend>> groups;
+};
+
+struct RedistributeStep {
+  int64_t axis;
+  Placement from;
+  Placement to;
+
+  bool operator==(const RedistributeStep&) const = default;
+  // False for a step that each worker takes alone.
+  bool communicates() const { return !from.is_replicate(); }
+};
+
+// The steps from one layout to another, one axis at a time; the same on every worker. At every
+// step the axis is the innermost one that cuts the dims it takes or leaves.
+std::vector<RedistributeStep> plan_redistribute(const Placements& from, const Placements& to);
+
+// This worker's part of the tensor under `to`, given its part under `from`. All workers of the
+// mesh call it together, in one order. The result is contiguous and never an alias of `local`,
+// except that `local` itself comes back where `from` equals `to`. Raises ValueError where
+// `local` does not have the sizes that `from` gives it.
+at::Tensor redistribute(const at::Tensor& local, std::span<const int64_t> global_sizes,
+                        const Mesh& mesh, const MeshMember& member, const Placements& from,
+                        const Placements& to);
+
+}  // namespace dtorch
