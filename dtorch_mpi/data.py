@@ -160,17 +160,25 @@ def _open_dataset(path, name):
         # HDF5 would hand out the file it still has open.
         opened.pop(path, None)
         file = None
-        try:
-            # Parallel file systems often refuse locks; readers need none.
-            file = h5py.File(path, "r", locking=False)
-        except OSError as error:
-            raise ValueError(f"cannot read {path} as an HDF5 file: {error}") from error
+        file = _open_file(path)
         opened[path] = (identity, file)
     stored = file.get(name)
     if not isinstance(stored, h5py.Dataset):
         names = [key for key, value in file.items() if isinstance(value, h5py.Dataset)]
         raise ValueError(f"no dataset {name!r} in {path}; there are: {', '.join(names) or 'none'}")
     return stored
+
+
+def _open_file(path):
+    # HDF5 wants one way of locking for all handles of a process on a file: h5py's default, so
+    # that users can open the file beside us; without locks where those fail or theirs has none.
+    try:
+        return h5py.File(path, "r", locking="best-effort")
+    except OSError:
+        try:
+            return h5py.File(path, "r", locking=False)
+        except OSError as error:
+            raise ValueError(f"cannot read {path} as an HDF5 file: {error}") from error
 
 
 def _at_least(least, name, value):
