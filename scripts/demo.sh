@@ -18,6 +18,7 @@ if [[ $("$mpirun" --version 2>&1) == *"Open MPI"* ]]; then
 fi
 
 python scripts/prepare_corpus.py "$out/corpus.h5"
+rm -f "$out/metrics.json"
 "${launch[@]}" python scripts/train_gpt.py "$out/corpus.h5" --out "$out" "$@"
 
 python - "$out" "$ranks" <<'END'

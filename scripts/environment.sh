@@ -2,7 +2,7 @@
 # Sourced by demo.sh and test.sh: a Python environment in which the project is installed.
 #
 # Takes the active virtual or conda environment, else makes .venv in the project with
-# $PYTHON (default python3). Takes the mpicc on PATH, else installs the mpich wheel.
+# $PYTHON (default python3). Takes $MPICC or the mpicc on PATH, else installs the mpich wheel.
 # TORCH_REQUIREMENT (default torch>=2.11) is what pip is asked for where it is not met yet.
 # Afterwards `python` is the environment's, $mpirun the launcher that belongs to its MPI.
 
@@ -31,13 +31,20 @@ step() {
   fi
 }
 
+check_python() {
+  "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+    || stop "$(command -v "$1") is $("$1" --version), expected Python 3.11 or newer: set PYTHON"
+}
+
 enter_environment() {
   if [[ -n ${VIRTUAL_ENV:-} || -n ${CONDA_PREFIX:-} ]]; then
+    check_python python
     printf 'environment: %s (active)\n' "${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
     return
   fi
   local base=${PYTHON:-python3}
   command -v "$base" > /dev/null || stop "no $base found: install Python 3.11 or newer, or set PYTHON"
+  check_python "$base"
   if [[ ! -x $project/.venv/bin/python ]]; then
     "$base" -c 'import ensurepip, venv' 2>> "$environment_log" \
       || stop "$base cannot make virtual environments: install its venv module (Debian: apt install python3-venv)"
@@ -49,8 +56,6 @@ enter_environment() {
 }
 
 check_tools() {
-  python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-    || stop "$(command -v python) is $(python --version), expected Python 3.11 or newer: set PYTHON"
   local compiler=${CXX:-g++}
   # CXX may hold a launcher too, as in "ccache g++".
   command -v "${compiler%% *}" > /dev/null \
@@ -68,23 +73,27 @@ print(*tomllib.load(open(sys.argv[1], "rb"))["build-system"]["requires"], sep="\
 }
 
 install_mpi() {
-  if ! command -v mpicc > /dev/null; then
+  local mpicc folder
+  if ! command -v "${MPICC:-mpicc}" > /dev/null; then
+    [[ -z ${MPICC:-} ]] || stop "MPICC is $MPICC, which cannot be run: correct or unset it"
     step "installing the mpich wheel (no mpicc on PATH)" python -m pip install mpich
     hash -r
   fi
-  local folder
-  folder=$(dirname "$(command -v mpicc)")
+  mpicc=$(command -v "${MPICC:-mpicc}")
+  folder=$(dirname "$mpicc")
   mpirun=$folder/mpirun
   [[ -x $mpirun ]] || mpirun=$(command -v mpirun) \
-    || stop "found $folder/mpicc but no mpirun: install the launcher of that MPI"
-  printf 'MPI: %s\n' "$folder/mpicc"
+    || stop "found $mpicc but no mpirun: install the launcher of that MPI"
+  printf 'MPI: %s\n' "$mpicc"
 }
 
 # Changes whenever the build's result would.
 build_fingerprint() {
   {
-    python -c 'import sys, torch; print(sys.prefix, sys.version, torch.__version__)'
-    command -v mpicc
+    python -c 'import sys
+from importlib.metadata import version
+print(sys.prefix, sys.version, version("torch"), version("cython"))'
+    command -v "${MPICC:-mpicc}"
     printf '%s\n' "${CXX:-}" "${DTORCH_DEBUG:-}" "${DTORCH_SANITIZE:-}"
     find "$project/src" "$project/setup.py" "$project/pyproject.toml" -type f \
       ! -name '*.pyx.cpp' -print0 | sort -z | xargs -0 cat
