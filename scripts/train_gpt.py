@@ -167,7 +167,7 @@ def main():
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     plot_losses(arguments.out / "loss.png", losses, held_out_loss)
-    (arguments.out / "sample.txt").write_text(text)
+    (arguments.out / "sample.txt").write_text(text, encoding="utf-8")
     metrics = {
         "device": arguments.device,
         "workers": dt.num_workers() if arguments.device == "dtorch" else None,

@@ -53,7 +53,7 @@ def test_plain_pytorch_learns_and_writes_its_results(plain):
     assert metrics["held_out_loss"] < 3.6
     assert metrics["tokens_per_second"] > 0
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "sample.txt").read_text().startswith("def ")
+    assert (out / "sample.txt").read_text(encoding="utf-8").startswith("def ")
 
 
 def test_a_corpus_of_another_block_is_refused(corpus, tmp_path):
