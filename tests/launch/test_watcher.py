@@ -100,12 +100,11 @@ def test_text_comes_when_the_launcher_is_killed(mpirun, environment, writer_libr
     assert_nothing_is_left(folder, writer_library)
 
 
-def start_alone(library, tmp_path, before=""):
+def start_alone(library, tmp_path, environment):
     """A process with a watcher and no launcher, that waits for its end."""
     code = (
         "import ctypes, os, sys, time\n"
         "from dtorch_mpi import watcher\n"
-        f"{before}\n"
         f"record = ctypes.CDLL({str(library)!r})\n"
         "path = watcher.job_folder(alone=True) + '/rank-0.record'\n"
         "assert record.create(path.encode(), 0, 1, b'h', b'r')\n"
@@ -114,12 +113,12 @@ def start_alone(library, tmp_path, before=""):
         "time.sleep(30)\n")
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-                            env={**os.environ, "PYTHONPATH": str(RANK.parents[2])})
+                            env=environment)
 
 
 @pytest.mark.timeout(60)
-def test_without_a_launcher(writer_library, tmp_path):
-    with start_alone(writer_library, tmp_path) as job:
+def test_without_a_launcher(writer_library, tmp_path, environment):
+    with start_alone(writer_library, tmp_path, environment) as job:
         folder = job.stdout.readline().strip()
         assert oct(os.stat(folder).st_mode & 0o777) == "0o700"
         job.kill()
