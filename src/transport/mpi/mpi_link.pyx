@@ -56,42 +56,12 @@ cdef extern from "transport/mpi/replies.h" namespace "dtorch" nogil:
     void abandon(vector[shared_ptr[NetworkReply]]& replies)
     shared_ptr[NetworkReply] expect_network(int rank, int tag, MPI_Comm comm, size_t nbytes)
 
+cdef extern from "collectives/mpi/group_maker.h" namespace "dtorch":
+    object mpi_group_maker(MPI_Comm, int)
+
 cdef extern from *:
     """
-    #include <functional>
-    #include <map>
-    #include <unistd.h>
 
-    #include "collectives/mpi/mpi_backend.h"
-
-    // The communicator of the given workers, made by all of them together.
-    static void* dtorch_group_maker(MPI_Comm world, int first_rank) {
-      using Make = std::function<c10::intrusive_ptr<c10d::Backend>(const std::vector<int32_t>&, int)>;
-      struct Groups {
-        std::map<std::vector<int32_t>, c10::intrusive_ptr<c10d::Backend>> made;
-      };
-      auto groups = std::make_shared<Groups>();
-      return new Make([world, first_rank, groups](const std::vector<int32_t>& workers, int rank) {
-        auto& backend = groups->made[workers];
-        if (backend) return backend;
-        std::vector<int> ranks;
-        for (int32_t worker : workers) ranks.push_back(worker + first_rank);
-        MPI_Group all, some;
-        dtorch::check_mpi(MPI_Comm_group(world, &all), "MPI_Comm_group");
-        dtorch::check_mpi(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some),
-                          "MPI_Group_incl");
-        MPI_Comm comm;
-        dtorch::check_mpi(MPI_Comm_create_group(world, some, 7, &comm), "MPI_Comm_create_group");
-        MPI_Group_free(&some);
-        MPI_Group_free(&all);
-        backend = dtorch::make_mpi_backend(comm, true);
-        return backend;
-      });
-    }
-    static void dtorch_delete_maker(PyObject* capsule) {
-      delete static_cast<std::function<c10::intrusive_ptr<c10d::Backend>(
-          const std::vector<int32_t>&, int)>*>(PyCapsule_GetPointer(capsule, "dtorch.MakeGroup"));
-    }
     static bool is_shared(const dtorch::PromiseName& promise) {
       return promise.home == dtorch::Home::kShared;
     }
@@ -104,9 +74,7 @@ cdef extern from *:
       return batch;
     }
     """
-    void* dtorch_group_maker(MPI_Comm, int) except +
     cbool is_shared(const PromiseName&) nogil
-    void dtorch_delete_maker(object)
     Batch dtorch_batch(Chunk*, uint32_t words, uint64_t first) nogil
 
 
@@ -367,9 +335,11 @@ cdef class MPILink:
         self.keep = (comm, board)
         self.end.comm = comm_of(comm)
         MPI_Comm_set_errhandler(self.end.comm, MPI_ERRORS_RETURN)
+        cdef bint share
         for worker, rank in enumerate(ranks):
             self.rank_of_worker.push_back(rank)
-            self.shares.push_back(board is not None and same_node[worker] and home != "network")
+            share = board is not None and same_node[worker] and home != "network"
+            self.shares.push_back(share)
             if rank != 0:
                 self.ranks.push_back(rank)
                 self.workers.push_back(worker)
@@ -583,5 +553,4 @@ cdef class SharedMemory:
 
 def group_maker(comm, int first_rank):
     """Capsule of the function that makes groups of workers; worker w is rank w + first_rank."""
-    cdef void* maker = dtorch_group_maker(comm_of(comm), first_rank)
-    return PyCapsule_New(maker, "dtorch.MakeGroup", <void(*)(object) noexcept>dtorch_delete_maker)
+    return mpi_group_maker(comm_of(comm), first_rank)
