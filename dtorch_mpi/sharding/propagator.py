@@ -45,6 +45,8 @@ _EMPTY_SAFE = {
     aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
 }
 
+_WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
+
 # Their means would weigh every shard the same.
 _NO_AVERAGE = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 
@@ -175,8 +177,9 @@ def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpShar
     call = Call(
         mesh, inputs, written,
         _returned_inputs(facts, positions, outputs),
-        tuple(0.0 if o is None else float(o.numel() * o.element_size()) for o in outputs),
+        tuple(outputs),
         torch_rules.allows_uneven(op) or op in _EMPTY_SAFE or op.is_view or facts.is_pointwise,
+        op in _WITH_ADDEND,
     )
     reason = "no rule"
     try:

@@ -84,7 +84,8 @@ def check(op, args, kwargs=None, mesh=None, compare=None) -> OpSharding:
         *(convert(a, lambda p: after[id(p)]) for a in args),
         **{k: convert(v, lambda p: after[id(p)]) for k, v in kwargs.items()},
     )
-    expected = [e for e in tree_leaves(expected) if e is None or isinstance(e, torch.Tensor)]
+    expected = tree_leaves(expected) if op._schema.returns else []
+    expected = [e for e in expected if e is None or isinstance(e, torch.Tensor)]
     decision = sharding_of(op, args, kwargs, mesh, expected)
     assert len(decision.inputs) == len(placed)
     assert len(decision.outputs) == len(expected)
