@@ -295,7 +295,7 @@ def test_batch_norm(mesh):
 
 
 def test_convolution(mesh):
-    for x, w in pairs(mesh, 3, 3):
+    for x, w in list(pairs(mesh, 3, 3))[:: 1 if mesh.ndim == 1 else 13]:
         args = (Placed(randn(4, 2, 7), x), Placed(randn(6, 2, 3), w),
                 Placed(randn(6), (R,) * mesh.ndim), [1], [1], [1], False, [0], 1)
         check(aten.convolution.default, args, mesh=mesh)
