@@ -1,14 +1,17 @@
 """Build the extensions against the installed LibTorch and the MPI that mpicc names.
 
-One extension a concern; those after _core link the file it makes:
+One extension a concern. Each may link the files of those before it that it names:
 
-    dtorch_mpi._core         src/tensor, src/capture, src/wire   C++ with a thin Cython face
-    dtorch_mpi._sharding     src/sharding                        C++; the worker links it
-    dtorch_mpi._controller   src/controller                      Cython
-    dtorch_mpi._worker       src/worker                          Cython
-    dtorch_mpi._transport    src/transport                       Cython
-    dtorch_mpi._collectives  src/collectives                     C++ (c10d::Backend)
-    dtorch_mpi._mpi          src/transport/mpi, src/collectives/mpi; left out without an mpicc
+    dtorch_mpi._core             src/tensor, src/capture, src/wire   C++, a thin Cython face
+    dtorch_mpi._sharding         src/sharding                        C++
+    dtorch_mpi._controller       src/controller                      Cython
+    dtorch_mpi._worker           src/worker                          Cython
+    dtorch_mpi._transport        src/transport                       Cython
+    dtorch_mpi._collectives      src/collectives                     C++ (c10d::Backend)
+    dtorch_mpi._mpi_collectives  src/collectives/mpi                 C++ (c10d::Backend)
+    dtorch_mpi._mpi              src/transport/mpi                   Cython
+
+The last two are left out without an mpicc.
 
 Settings: MPICC (the compiler wrapper to ask), DTORCH_DEBUG=1 (assertions and debug
 symbols), DTORCH_SANITIZE=address (AddressSanitizer).
@@ -21,14 +24,15 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-import torch
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from torch.utils.cpp_extension import BuildExtension, include_paths, library_paths
 
 ROOT = Path(__file__).parent
-CORE_SONAME = "_core" + sysconfig.get_config_var("EXT_SUFFIX")
-SHARDING_SONAME = "_sharding" + sysconfig.get_config_var("EXT_SUFFIX")
+EXT_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+LINKS = {}  # extension -> those whose files it links
 
 
 def mpi_flags():
@@ -55,16 +59,18 @@ def sources(*rooms):
     return [str(p.relative_to(ROOT)) for p in found]
 
 
-def extension(name, files, compile_flags=(), link_flags=()):
+def extension(name, files, compile_flags=(), link_flags=(), links=()):
+    """An extension of the package; `links` names the ones before it whose files it links."""
     debug = os.environ.get("DTORCH_DEBUG") == "1"
     sanitize = os.environ.get("DTORCH_SANITIZE")
     cxx = ["-std=c++20", "-g1", "-fvisibility=default", "-Wall", "-Wno-sign-compare",
-           "-Wno-unused-function", "-Wno-unused-variable", "-Wno-cpp"]
+           "-Wno-unused-function", "-Wno-unused-variable", "-Wno-cpp", "-Wno-attributes"]
     cxx += ["-O1", "-g", "-DDTORCH_DEBUG"] if debug else ["-O2", "-DNDEBUG"]
     link = []
     if sanitize:
         cxx.append(f"-fsanitize={sanitize}")
         link.append(f"-fsanitize={sanitize}")
+    LINKS[f"dtorch_mpi.{name}"] = [f"dtorch_mpi.{other}" for other in links]
     return Extension(
         f"dtorch_mpi.{name}",
         files,
@@ -73,36 +79,37 @@ def extension(name, files, compile_flags=(), link_flags=()):
         library_dirs=library_paths(),
         libraries=["c10", "torch", "torch_cpu", "torch_python"],
         extra_compile_args=cxx + list(compile_flags),
-        extra_link_args=link + [f"-Wl,-rpath,{p}" for p in library_paths()] + list(link_flags),
+        extra_link_args=link + [f"-Wl,-soname,{name}{EXT_SUFFIX}"]
+        + [f"-Wl,-rpath,{p}" for p in library_paths()] + list(link_flags),
     )
 
 
 class BuildInOrder(BuildExtension):
-    """Build _core first: the others link the file it makes."""
+    """Build in the order of the list: the later ones link the files that the earlier make."""
 
     def build_extension(self, ext):
-        if ext.name not in ("dtorch_mpi._core", "dtorch_mpi._sharding"):
-            core = Path(self.get_ext_fullpath("dtorch_mpi._core"))
-            ext.extra_link_args = ext.extra_link_args + [str(core.absolute()), "-Wl,-rpath,$ORIGIN"]
+        files = [str(Path(self.get_ext_fullpath(name)).absolute()) for name in LINKS[ext.name]]
+        if files:
+            ext.extra_link_args = [*ext.extra_link_args, *files, "-Wl,-rpath,$ORIGIN"]
         super().build_extension(ext)
-
-    def build_extensions(self):
-        self.extensions.sort(key=lambda ext: ext.name != "dtorch_mpi._core")
-        super().build_extensions()
 
 
 extensions = [
-    extension("_core", sources("tensor", "capture", "wire"),
-              link_flags=[f"-Wl,-soname,{CORE_SONAME}"]),
-    extension("_sharding", sources("sharding"), link_flags=[f"-Wl,-soname,{SHARDING_SONAME}"]),
-    extension("_controller", sources("controller")),
-    extension("_worker", sources("worker")),
-    extension("_transport", sources("transport")),
-    extension("_collectives", sources("collectives")),
+    extension("_core", sources("tensor", "capture", "wire")),
+    # -O3: the reductions are loops for the vectorizer.
+    extension("_collectives", sources("collectives"), compile_flags=["-O3"]),
+    extension("_sharding", sources("sharding"), links=["_core"]),
+    extension("_transport", sources("transport"), links=["_core", "_sharding"]),
+    extension("_controller", sources("controller"), links=["_core"]),
+    extension("_worker", sources("worker"), links=["_core", "_sharding"]),
 ]
 mpi = mpi_flags()
 if mpi is not None:
-    extensions.append(extension("_mpi", sources("transport/mpi", "collectives/mpi"), *mpi))
+    extensions += [
+        extension("_mpi_collectives", sources("collectives/mpi"), *mpi, links=["_collectives"]),
+        extension("_mpi", sources("transport/mpi"), *mpi,
+                  links=["_core", "_sharding", "_mpi_collectives", "_collectives"]),
+    ]
 extensions = [ext for ext in extensions if ext.sources]
 
 setup(

@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "sharding/redistribute.h"
+#include "sharding/table.h"
 
 namespace dtorch {
 namespace {
@@ -32,6 +33,13 @@ PYBIND11_MODULE(_sharding, module) {
   module.doc() = "Placements, and moving tensors between them. Placements are packed integers.";
   pybind11::module_::import("torch.distributed");
 
+  module.def("define_mesh", [](uint32_t number, const Sizes& shape, std::vector<int32_t> workers) {
+    ShardingTable::get().define_mesh(number, shape, std::move(workers));
+  });
+  module.def("define_sharding", [](uint32_t number, uint32_t mesh, const Sizes& packed) {
+    ShardingTable::get().define_sharding(number, mesh, packed);
+  });
+  module.def("forget_all", [] { ShardingTable::get().clear(); });
   module.def("local_sizes", [](const Sizes& sizes, const Sizes& mesh, const Sizes& placements,
                                const Sizes& coordinate) {
     return local_sizes(sizes, mesh, unpacked(placements), coordinate);

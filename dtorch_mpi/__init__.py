@@ -1,0 +1,33 @@
+"""One PyTorch program that drives every rank of an MPI job.
+
+    import torch, dtorch_mpi as dt
+    dt.init()
+    x = torch.randn(4, 4, device="dtorch")
+    print((x @ x).sum().item())
+"""
+
+import torch
+
+from . import _core, device_module
+from .version import __version__
+
+torch.utils.rename_privateuse1_backend("dtorch")
+torch._register_device_module("dtorch", device_module)
+torch.utils.generate_methods_for_privateuse1_backend(for_storage=False)
+
+from . import data, debug, kernels  # noqa: E402
+from .errors import WorkerError  # noqa: E402
+from .future import TensorFuture, VoidFuture  # noqa: E402
+from .mesh import init_device_mesh  # noqa: E402
+from .runtime import init, is_initialized, num_workers, register, shutdown, sync, sync_future  # noqa: E402
+from .tensor import distribute_module, distribute_tensor, full_tensor, local_shards  # noqa: E402
+from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
+
+register()
+
+__all__ = [
+    "Partial", "Replicate", "Shard", "TensorFuture", "VoidFuture", "WorkerError", "__version__",
+    "data", "debug", "distribute_module", "distribute_tensor", "full_tensor", "init",
+    "init_device_mesh", "is_initialized", "kernels", "local_shards", "num_workers", "shutdown",
+    "sync", "sync_future",
+]  # fmt: skip

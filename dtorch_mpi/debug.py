@@ -1,0 +1,27 @@
+"""Looking into a running job."""
+
+from . import _core
+
+
+def counters():
+    """Counts since the start, by name.
+
+    operators: issued. misses: calls whose outputs had to be worked out. uploads, upload_bytes:
+    data sent from the client. reads: values, syncs and descriptions asked for. moves:
+    redistributions. records_*, bytes_*: of the stream. live_slots: tensors alive.
+    """
+    from .runtime import current
+
+    numbers = _core.counters()
+    running = current()
+    if running is not None:
+        numbers["batches"] = running.num_batches
+        numbers["sends"] = running.num_sends
+    return numbers
+
+
+def fallbacks():
+    """[(operator, placements, times)] of calls that gathered inputs for want of a better rule."""
+    from .sharding.hook import fallback_counts
+
+    return [(operator, placements, n) for (operator, placements), n in fallback_counts.items()]

@@ -1,0 +1,5 @@
+"""Python functions that run on the workers, each on its own part of a global tensor."""
+
+from .registry import KernelContext, call, kernel
+
+__all__ = ["KernelContext", "call", "kernel"]

@@ -1,0 +1,90 @@
+"""The registry of Python kernels, and how one is called from the client.
+
+Only registered names travel, with arguments in msgpack: nothing is unpickled on a worker.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+_kernels = {}
+
+
+@dataclass(frozen=True)
+class KernelContext:
+    """Which part of the global outputs this worker makes.
+
+    sizes: global size of each output. local_slices: for each output, (offset, size) of each
+    dim. dtypes: of each output.
+    """
+
+    sizes: tuple
+    local_slices: tuple
+    dtypes: tuple
+
+
+def kernel(name):
+    """Register a function `fn(context, *args) -> tensor or tuple of tensors` under a name.
+
+    It must be registered on every worker: at import of a module that all ranks import.
+    """
+
+    def register(function):
+        if name in _kernels and _kernels[name] is not function:
+            raise ValueError(f"a kernel named {name!r} is registered already; choose another name")
+        _kernels[name] = function
+        return function
+
+    return register
+
+
+def call(name, args, *, sizes, dtype, mesh=None, placements=None):
+    """Run a kernel on every worker and return its output, a dtorch tensor.
+
+    name: as registered. args: numbers, strings, lists and dicts of them (msgpack). sizes:
+    global size of the output. placements: how it lies on the mesh; None is replicated.
+    """
+    from .. import _core
+    from ..mesh import sharding_number
+
+    if name not in _kernels:
+        raise ValueError(f"no kernel is named {name!r}; registered are {sorted(_kernels)}")
+    number = 0 if mesh is None else sharding_number(mesh, placements)
+    packed = msgspec.msgpack.encode(list(args))
+    (output,) = _core.call_python_kernel(name, packed, [(dtype_number(dtype), list(sizes), number)])
+    return output
+
+
+def run(name, packed, outputs):
+    """On a worker: run kernel `name`; outputs are (dtype number, sizes, local sizes, offsets)."""
+    if name not in _kernels:
+        raise ValueError(f"no kernel is named {name!r} on this worker: import its module on all ranks")
+    context = KernelContext(
+        sizes=tuple(sizes for _, sizes, _, _ in outputs),
+        local_slices=tuple(
+            tuple(zip(offsets, local, strict=True)) for _, _, local, offsets in outputs
+        ),
+        dtypes=tuple(_dtypes[dtype] for dtype, _, _, _ in outputs),
+    )
+    result = _kernels[name](context, *msgspec.msgpack.decode(packed))
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+# c10::ScalarType's numbers, which never change: they are in saved models.
+_dtypes = dict(
+    enumerate(
+        [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+         torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128,
+         torch.bool, torch.qint8, torch.quint8, torch.qint32, torch.bfloat16]
+    )
+)  # fmt: skip
+_numbers = {dtype: number for number, dtype in _dtypes.items()}
+
+
+def dtype_number(dtype):
+    return _numbers[dtype]
+
+
+def dtype_of_number(number):
+    return _dtypes[number]

@@ -1,0 +1,107 @@
+"""Meshes and shardings: PyTorch's own classes, and the numbers that workers know them by."""
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from . import _core, _sharding
+from .sharding.placements import pack
+
+_meshes = {}  # (workers, shape, names) -> number
+_mesh_of = {}  # number -> DeviceMesh
+_shardings = {}  # (mesh number, packed placements) -> number
+_sharding_of = {}  # number -> (DeviceMesh, placements)
+
+
+def init_device_mesh(mesh_shape, *, mesh_dim_names=None):
+    """A mesh of all workers, as torch.distributed.init_device_mesh makes it.
+
+    mesh_shape: workers along each axis; their product is the number of workers. Raises
+    ValueError otherwise.
+    """
+    from .runtime import runtime
+
+    num_workers = runtime().num_workers
+    mesh_shape = tuple(mesh_shape)
+    size = 1
+    for extent in mesh_shape:
+        size *= extent
+    if size != num_workers:
+        raise ValueError(
+            f"a mesh of shape {mesh_shape} has {size} workers, and this job has {num_workers}: "
+            "the product must be the number of workers (DTORCH_WORKERS=N without a launcher, "
+            "mpirun -n N+1 with one)"
+        )
+    if mesh_dim_names is not None and len(mesh_dim_names) != len(mesh_shape):
+        raise ValueError(f"{len(mesh_shape)} axes and {len(mesh_dim_names)} names")
+    mesh = make_mesh(torch.arange(num_workers).view(mesh_shape), mesh_dim_names)
+    mesh_number(mesh)
+    return mesh
+
+
+def make_mesh(workers, names=None):
+    # _rank: the propagator needs a member of the mesh; which one does not matter, since
+    # only global sizes are taken from it.
+    return DeviceMesh(
+        "cpu", workers, mesh_dim_names=names, _init_backend=False, _rank=int(workers.flatten()[0])
+    )
+
+
+def mesh_number(mesh):
+    """The number of a mesh, defined on the workers when it is new."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"expected a DeviceMesh, got {type(mesh).__name__}: make one with "
+                        "dtorch_mpi.init_device_mesh")
+    workers = tuple(mesh.mesh.flatten().tolist())
+    key = (workers, tuple(mesh.mesh.shape), mesh.mesh_dim_names)
+    number = _meshes.get(key)
+    if number is None:
+        number = _meshes[key] = len(_meshes) + 1
+        _mesh_of[number] = mesh
+        _sharding.define_mesh(number, list(mesh.mesh.shape), list(workers))
+        _core.define_mesh(number, list(mesh.mesh.shape), list(workers))
+    return number
+
+
+def check_placements(mesh, placements):
+    """As a tuple; raises ValueError unless there is one placement for each axis."""
+    placements = tuple(placements) if placements is not None else (Replicate(),) * mesh.ndim
+    if len(placements) != mesh.ndim:
+        raise ValueError(
+            f"{len(placements)} placements for a mesh of {mesh.ndim} axes: give one for each axis"
+        )
+    for placement in placements:
+        if not isinstance(placement, (Shard, Replicate, Partial)):
+            raise TypeError(f"expected Shard, Replicate or Partial, got {placement!r}")
+    return placements
+
+
+def sharding_number(mesh, placements):
+    """The number of a sharding, defined on the workers when it is new."""
+    placements = check_placements(mesh, placements)
+    number_of_mesh = mesh_number(mesh)
+    packed = tuple(pack(placements))
+    key = (number_of_mesh, packed)
+    number = _shardings.get(key)
+    if number is None:
+        number = _shardings[key] = len(_shardings) + 1
+        _sharding_of[number] = (_mesh_of[number_of_mesh], placements)
+        _sharding.define_sharding(number, number_of_mesh, list(packed))
+        _core.define_sharding(number, number_of_mesh, list(packed))
+    return number
+
+
+def sharding_of(number):
+    """(mesh, placements) of a sharding's number; (None, None) for the default, 0."""
+    return _sharding_of.get(number, (None, None))
+
+
+def packed_of(number):
+    mesh, placements = _sharding_of[number]
+    return list(mesh.mesh.shape), pack(placements)
+
+
+def forget_all():
+    """The workers are gone, and with them what the numbers mean."""
+    for table in (_meshes, _mesh_of, _shardings, _sharding_of):
+        table.clear()

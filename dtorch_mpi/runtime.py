@@ -1,0 +1,382 @@
+"""The runtime: who is client, controller and worker, and the life of a job."""
+
+import atexit
+import os
+import socket
+import sys
+import threading
+import traceback
+
+import torch
+
+from . import _controller, _core, _transport, _worker
+from .errors import WorkerError
+from .settings import from_environment
+
+_lock = threading.RLock()
+_current = None
+_forked = False
+
+
+class Runtime:
+    """Rank 0's side: the controller thread, the links, and the requests under way."""
+
+    def __init__(self, settings, workers, links, num_workers, stop_workers):
+        self.settings = settings
+        self.num_workers = num_workers
+        self._workers = workers  # those of this process
+        self._stop_workers = stop_workers
+        self._links = links
+        self._next_promise = 0
+        self._raised = set()
+        self.closed = False
+        self.controller = _controller.Controller(
+            [link.controller_end() for link in links],
+            window_bytes=settings.window_bytes,
+            gather_microseconds=settings.gather_us,
+        )
+        self._thread = threading.Thread(
+            target=self.controller.run, name="dtorch-controller", daemon=True
+        )
+
+    def start(self):
+        _core.open_queue(self.settings.max_records, self.settings.max_bytes)
+        self._thread.start()
+
+    @property
+    def num_batches(self):
+        return self.controller.num_batches
+
+    @property
+    def num_sends(self):
+        return sum(link.num_sends for link in self._links)
+
+    def check(self):
+        """Raise if waiting on is pointless, because a worker is gone."""
+        for link in self._links:
+            link.check()
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def _promise(self):
+        self._next_promise = (self._next_promise + 1) % (1 << 31)
+        return self._next_promise
+
+    def expect_value(self, workers, tensor, sharding):
+        """(replies, promise) for a value that the given workers (None: all) answer."""
+        number = self._promise()
+        members = list(range(self.num_workers)) if workers is None else sorted(workers)
+        nbytes = tensor.numel() * tensor.element_size()
+        return self._expect(number, members, nbytes)
+
+    def expect_all(self, nbytes=0):
+        return self._expect(self._promise(), list(range(self.num_workers)), nbytes)
+
+    def _expect(self, number, members, nbytes):
+        if len(self._links) == 1:
+            return self._links[0].expect(number, self.num_workers, members, nbytes)
+        # The answers of each link, side by side; every worker belongs to one of them.
+        found = [link.expect(number, self.num_workers, members, nbytes) for link in self._links]
+        return _Joined([replies for replies, _ in found]), found[-1][1]
+
+    def not_yet_raised(self, failures, certain):
+        """The failure to raise of those that came in, or None if each was raised before.
+
+        certain: a value depends on them, so raise in any case.
+        """
+        failures = sorted(failures, key=lambda failure: failure[2])
+        new = [failure for failure in failures if failure[2] not in self._raised]
+        self._raised.update(failure[2] for failure in failures)
+        if new:
+            return new[0]
+        return failures[0] if failures and certain else None
+
+    def worker_memory(self):
+        from .kernels import memory
+
+        return memory.measure(self.num_workers)
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def close(self):
+        """Execute what was issued, end the workers. Returns failures that nobody has read."""
+        if self.closed:
+            return []
+        failures = []
+        while True:
+            try:
+                VoidRequest(self).get()
+                break
+            except WorkerError as error:
+                failures.append(error)
+        self.closed = True
+        _core.emit_shutdown()
+        self.controller.stop()
+        _core.flush()
+        _core.close_queue()
+        self._thread.join()
+        self._stop_workers()
+        return failures
+
+    def abandon(self):
+        """End without waiting for what was issued: the program has failed."""
+        if self.closed:
+            return
+        self.closed = True
+        _core.emit_shutdown()
+        self.controller.stop()
+        _core.flush()
+        _core.close_queue()
+        self._thread.join(timeout=5)
+        self.controller.abandon()
+
+
+class _Joined:
+    """Replies that come over several links."""
+
+    def __init__(self, replies):
+        self._replies = replies
+
+    def poll(self):
+        return all(replies.poll() for replies in self._replies)
+
+    def wait(self, microseconds):
+        return all(replies.wait(microseconds) for replies in self._replies)
+
+    def parts(self):
+        joined = None
+        for replies in self._replies:
+            parts = replies.parts()
+            joined = parts if joined is None else [
+                there if here == (None, None) else here
+                for here, there in zip(joined, parts, strict=True)
+            ]
+        return joined
+
+
+def VoidRequest(running):  # noqa: N802 -- reads as the class it makes
+    """A future that is ready when all workers have come this far."""
+    from .future import VoidFuture
+
+    replies, promise = running.expect_all()
+    _core.request_sync(promise)
+    _core.flush()
+    return VoidFuture(running, replies)
+
+
+class ThreadWorkers:
+    """Worker threads of this process and the link to them."""
+
+    def __init__(self, first, count, settings, num_threads, make_group):
+        self.link = _transport.MemoryLink(first, count, settings.spins)
+        host = socket.gethostname()
+        self.workers = [
+            _worker.Worker(first + i, "cpu", host, self.link.worker_end(i), make_group)
+            for i in range(count)
+        ]
+        self.threads = [
+            threading.Thread(
+                target=worker.run, args=(num_threads,), name=f"dtorch-worker-{first + i}", daemon=True
+            )
+            for i, worker in enumerate(self.workers)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def join(self):
+        for thread in self.threads:
+            thread.join()
+
+
+def init(workers=None, cohost=None):
+    """Start the workers. On a worker rank this never returns.
+
+    workers: how many worker threads, where there is no launcher (DTORCH_WORKERS).
+    cohost: whether rank 0 hosts a worker too (DTORCH_COHOST).
+
+    Calling it is optional where one worker thread is enough: the first use of the device
+    does. Raises RuntimeError when the workers run already, or the ranks do not agree.
+    """
+    global _current
+    with _lock:
+        if _current is not None:
+            if workers is not None and workers != _current.num_workers:
+                raise RuntimeError(
+                    f"dtorch_mpi runs already, with {_current.num_workers} workers, and {workers} "
+                    "were asked for: call dtorch_mpi.init() before the first use of the device"
+                )
+            return
+        if _forked:
+            raise RuntimeError(
+                "this process was forked from one that uses the dtorch device, and has no "
+                "workers; in a DataLoader worker use CPU tensors, or the 'spawn' start method"
+            )
+        settings = from_environment(workers=workers, cohost=cohost)
+        from .launch.environment import detect
+
+        launch = detect()
+        if launch is not None and launch.size > 1:
+            from .mpi_runtime import start
+
+            _current = start(settings, launch)
+        else:
+            _current = _start_threads(settings)
+        # Backward passes run on the calling thread: a hop to another one costs more than
+        # capturing does.
+        torch.autograd.set_multithreading_enabled(False)
+        atexit.register(_at_exit)
+
+
+def _start_threads(settings):
+    from ._collectives import ThreadGroups
+    from .launch.placement import cpu_threads
+
+    groups = ThreadGroups()
+    threads = settings.threads or cpu_threads(settings.workers)
+    hosted = ThreadWorkers(0, settings.workers, settings, threads, groups.maker())
+    running = Runtime(settings, hosted.workers, [hosted.link], settings.workers, hosted.join)
+    running.groups = groups
+    running.start()
+    return running
+
+
+def runtime():
+    """The running one; starts it on first use."""
+    if _current is None:
+        init()
+    return _current
+
+
+def current():
+    return _current
+
+
+def is_initialized():
+    """Whether the workers run."""
+    return _current is not None
+
+
+def num_workers():
+    """How many workers this job has."""
+    return runtime().num_workers
+
+
+def sync():
+    """Wait until the workers have executed everything issued; raises WorkerError for a failure."""
+    sync_future().get()
+
+
+def sync_future():
+    """A VoidFuture that is ready when everything issued so far is executed."""
+    return VoidRequest(runtime())
+
+
+def shutdown():
+    """End the workers. Raises WorkerError for a failure that nobody has read.
+
+    Called at exit. Tensors on the device can't be used afterwards; in a process without a
+    launcher, init() may be called again.
+    """
+    global _current
+    with _lock:
+        if _current is None:
+            return
+        running, _current = _current, None
+        failures = running.close()
+        from .mesh import forget_all
+
+        forget_all()
+    if failures:
+        raise failures[0]
+
+
+def in_forked_child():
+    return _forked
+
+
+# ---- endings -----------------------------------------------------------------------------------
+
+_program_failed = False
+
+
+def _at_exit():
+    global _current
+    if _forked or _current is None:
+        return
+    running, _current = _current, None
+    if _program_failed:
+        running.abandon()
+        return
+    try:
+        failures = running.close()
+    except BaseException:
+        traceback.print_exc()
+        failures = [None]
+    if failures:
+        for failure in failures:
+            if failure is not None:
+                print(f"dtorch_mpi: an operator failed and nobody read its result:\n{failure}",
+                      file=sys.stderr)
+        # The interpreter's own exit code can't be changed any more from here.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _note_failure(kind, value, trace, previous=sys.excepthook):
+    global _program_failed
+    _program_failed = True
+    previous(kind, value, trace)
+
+
+def _after_fork_in_child():
+    global _forked, _current
+    if _current is not None:
+        _forked = True
+        _current = None
+        _core.forget_after_fork()
+
+
+def register():
+    """Make the device known to PyTorch; runs once, at import."""
+    from . import tensor
+    from .sharding.hook import shard
+
+    def describe(slots):
+        running = runtime()
+        found = []
+        for slot in slots:
+            replies, promise = running.expect_all(nbytes=1024)
+            _core.request_description(slot, promise)
+            found.append(replies)
+        _core.flush()
+        return [_description(running, replies) for replies in found]
+
+    def check():
+        if _current is not None:
+            _current.check()
+
+    package = os.path.dirname(os.path.abspath(__file__))
+    for folder in (package, os.path.dirname(torch.__file__), os.path.dirname(os.__file__)):
+        _core.add_library_folder(folder + os.sep if folder != os.path.dirname(os.__file__) else folder + os.sep)
+    _core.register(
+        read=tensor.read, describe=describe, shard=shard, start=init, drain=check, synchronize=sync
+    )
+    tensor.add_methods()
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+    sys.excepthook = _note_failure
+
+
+def _description(running, replies):
+    while not replies.wait(100_000):
+        running.check()
+    parts = replies.parts()
+    failures = [failure for _, failure in parts if failure is not None]
+    failure = running.not_yet_raised(failures, certain=True)
+    if failure is not None:
+        raise WorkerError(*failure)
+    words = next(value for value, _ in parts if value is not None).tolist()
+    if not words:
+        return None
+    dtype, ndim, offset = words[:3]
+    return dtype, words[3 : 3 + ndim], words[3 + ndim :], offset

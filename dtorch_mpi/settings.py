@@ -1,0 +1,71 @@
+"""Settings from the environment, in one table. Each has the prefix DTORCH_."""
+
+import os
+import warnings
+from dataclasses import dataclass, fields
+
+
+@dataclass
+class Settings:
+    """What `dt.init()` reads; the environment variable is DTORCH_ and the name in capitals."""
+
+    workers: int = 1
+    """Worker threads when there is no launcher."""
+    cohost: bool | None = None
+    """Whether rank 0 hosts a worker too; unset: where its node has one rank a GPU."""
+    max_records: int = 100_000
+    """How many records the client may be ahead of the slowest worker."""
+    max_bytes: int = 1 << 28
+    """How many bytes of records and uploads may be under way."""
+    window_bytes: int = 1 << 16
+    """The largest batch, unless one record is larger."""
+    gather_us: int = 40
+    """How long records gather into a batch while workers are busy, in microseconds."""
+    spins: int = 100
+    """How often a waiting worker yields before it sleeps."""
+    home: str = ""
+    """Forces where values come back: memory, shared or network. Empty: the nearest."""
+    threads: int = 0
+    """Threads of an operator on each worker. 0: OMP_NUM_THREADS, else its share of the cores."""
+
+    def __post_init__(self):
+        if self.workers < 1:
+            raise ValueError(f"workers is {self.workers}: expected at least 1 (DTORCH_WORKERS)")
+        if self.home not in ("", "memory", "shared", "network"):
+            raise ValueError(
+                f"home is {self.home!r}: expected memory, shared or network (DTORCH_HOME)"
+            )
+
+
+def _parse(name, text, kind):
+    try:
+        if kind in ("bool", "bool | None", bool | None):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                text.lower()
+            ]
+        return int(text) if kind in ("int", int) else text
+    except (KeyError, ValueError):
+        raise ValueError(f"{name}={text!r}: expected a value of type {kind}") from None
+
+
+# Read by the package itself, before or beside dt.init().
+_OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE"}
+
+
+def from_environment(**given):
+    """Settings with the environment's values; `given` ones that are not None win."""
+    values = {}
+    known = set(_OTHERS)
+    for field in fields(Settings):
+        name = "DTORCH_" + field.name.upper()
+        known.add(name)
+        if given.get(field.name) is not None:
+            values[field.name] = given[field.name]
+        elif name in os.environ:
+            values[field.name] = _parse(name, os.environ[name], field.type)
+    for name in sorted(os.environ):
+        if name.startswith("DTORCH_") and name not in known:
+            warnings.warn(
+                f"{name} is set, but dtorch_mpi knows no such setting", stacklevel=3
+            )
+    return Settings(**values)

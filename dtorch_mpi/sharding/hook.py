@@ -1,0 +1,88 @@
+"""Capture's question, answered: how does a call with sharded inputs run?
+
+Called once for each new key of the capture cache, never on a hit.
+"""
+
+from collections import Counter
+
+import torch
+
+from ..mesh import mesh_number, sharding_number, sharding_of
+from .op_sharding import ShardedMeta
+
+_fallbacks = Counter()
+
+
+def fallback_counts():
+    return dict(_fallbacks)
+
+
+def shard(name, overload, values, outputs, measured):
+    """(moves, output shardings, local sizes) for one call.
+
+    values: the arguments in schema order, each distributed tensor as (meta tensor, sharding
+    number). outputs: meta tensors, lists flattened. measured: their metadata is not known, so
+    the call runs on replicated inputs. moves: (input, from, to, restore) by number.
+    """
+    from .propagator import propagate
+
+    namespace, _, base = name.partition("::")
+    op = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    inputs = []
+    mesh = _common_mesh(name, values)
+    args = _with_metas(values, mesh, inputs)
+    num_positional = sum(not argument.kwarg_only for argument in op._schema.arguments)
+    keywords = {
+        argument.name: value
+        for argument, value in zip(
+            op._schema.arguments[num_positional:], args[num_positional:], strict=True
+        )
+    }
+    plan = propagate(op, tuple(args[:num_positional]), keywords, None if measured else outputs)
+    if plan.fallback:
+        _fallbacks[(name, tuple(str(meta.placements) for _, meta in inputs))] += 1
+    moves = []
+    for index, (number, meta) in enumerate(inputs):
+        source = number or sharding_number(mesh, meta.placements)
+        target = sharding_number(mesh, plan.inputs[index])
+        if source != target:
+            moves.append((index, source, target, index in plan.restore))
+    shardings = [sharding_number(mesh, placements) for placements in plan.outputs]
+    return moves, shardings, sorted(plan.local_sizes.items())
+
+
+def _common_mesh(name, values):
+    meshes = {}
+    for value in values:
+        for element in value if isinstance(value, list) else [value]:
+            if isinstance(element, tuple) and element[1]:
+                mesh, _ = sharding_of(element[1])
+                meshes[mesh_number(mesh)] = mesh
+    if len(meshes) > 1:
+        found = ", ".join(str(mesh) for mesh in meshes.values())
+        raise ValueError(
+            f"{name} got tensors on different meshes: {found}. Place them on one with "
+            "distribute_tensor(x.to_torch(), mesh, placements)"
+        )
+    return next(iter(meshes.values()))
+
+
+def _with_metas(values, mesh, inputs):
+    """The arguments with a ShardedMeta for each pair; they are also appended to `inputs`.
+
+    A tensor on no mesh is replicated on all workers, and so joins any mesh of all workers.
+    """
+    replaced = []
+    for value in values:
+        if isinstance(value, list):
+            replaced.append(_with_metas(value, mesh, inputs))
+        elif isinstance(value, tuple):
+            meta, number = value
+            from torch.distributed.tensor import Replicate
+
+            placements = sharding_of(number)[1] if number else (Replicate(),) * mesh.ndim
+            replaced.append(ShardedMeta(meta, mesh, placements))
+            inputs.append((number, replaced[-1]))
+        else:
+            replaced.append(value)
+    return replaced

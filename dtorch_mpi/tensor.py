@@ -1,0 +1,215 @@
+"""Distributed tensors: placing, reading, and the methods that torch.Tensor gains."""
+
+import torch
+from torch.distributed.tensor import Partial, Replicate
+
+from . import _core, _sharding
+from .mesh import check_placements, mesh_number, packed_of, sharding_number, sharding_of
+from .sharding.plan import placements_for
+
+
+def is_dtorch(tensor):
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == "dtorch"
+
+
+def placements(tensor):
+    """One placement for each axis of the tensor's mesh; () for the default, replicated."""
+    return sharding_of(_core.sharding(tensor))[1] or ()
+
+
+def device_mesh(tensor):
+    """The tensor's mesh; None for the default, all workers."""
+    return sharding_of(_core.sharding(tensor))[0]
+
+
+def distribute_tensor(tensor, mesh, placements=None):
+    """Place a tensor on a mesh.
+
+    tensor: on the CPU (each worker is sent its own part only) or on the dtorch device.
+    placements: one for each axis; None replicates. Keeps requires_grad of a leaf.
+    """
+    placements = check_placements(mesh, placements)
+    number = sharding_number(mesh, placements)
+    if not is_dtorch(tensor):
+        if any(isinstance(placement, Partial) for placement in placements):
+            raise ValueError("a CPU tensor can't be placed as Partial: it holds no partial sums")
+        _check_dims(tensor, placements)
+        placed = _core.upload(tensor.detach(), number)
+        return placed.requires_grad_(tensor.requires_grad)
+    return redistribute(tensor, mesh, placements)
+
+
+def _check_dims(tensor, placements):
+    for placement in placements:
+        dim = getattr(placement, "dim", None)
+        if dim is not None and not -tensor.dim() <= dim < tensor.dim():
+            raise ValueError(
+                f"{placement} of a tensor with {tensor.dim()} dims: expected a dim below it"
+            )
+
+
+class _Redistribute(torch.autograd.Function):
+    """The gradient comes back under the placements that the tensor had."""
+
+    @staticmethod
+    def forward(ctx, tensor, number):
+        ctx.before = _core.sharding(tensor)
+        return _move(tensor, number)
+
+    @staticmethod
+    def backward(ctx, grad):
+        before = ctx.before
+        if before and any(isinstance(p, Partial) for p in sharding_of(before)[1]):
+            # A gradient of a partial sum is needed whole by every part.
+            mesh, placements = sharding_of(before)
+            before = sharding_number(
+                mesh, tuple(Replicate() if isinstance(p, Partial) else p for p in placements)
+            )
+        return _move(grad, before), None
+
+
+def _move(tensor, number):
+    before = _core.sharding(tensor)
+    if before == number:
+        return tensor.detach()
+    if number == 0:
+        mesh, _ = sharding_of(before)
+        number = sharding_number(mesh, None)
+        if number == before:
+            return tensor.detach()
+    if before == 0:
+        mesh, _ = sharding_of(number)
+        before = sharding_number(mesh, None)
+    return _core.redistribute(tensor.detach(), before, number)
+
+
+def redistribute(tensor, mesh=None, placements=None):
+    """The same value under other placements; differentiable.
+
+    mesh: the tensor's own by default; another must have the same workers.
+    """
+    mesh = mesh if mesh is not None else device_mesh(tensor)
+    if mesh is None:
+        raise ValueError("this tensor has no mesh yet: say redistribute(mesh, placements)")
+    old = device_mesh(tensor)
+    if old is not None and mesh_number(old) != mesh_number(mesh):
+        raise ValueError(
+            f"the tensor lies on {old}, and {mesh} is another mesh: read it with to_torch() and "
+            "place it with distribute_tensor"
+        )
+    placements = check_placements(mesh, placements)
+    _check_dims(tensor, placements)
+    return _Redistribute.apply(tensor, sharding_number(mesh, placements))
+
+
+def request(tensor):
+    """Ask for a tensor's full value; returns a TensorFuture."""
+    from .future import TensorFuture
+    from .runtime import runtime
+
+    running = runtime()
+    tensor = tensor.detach()
+    number = _core.sharding(tensor)
+    mesh, held = sharding_of(number)
+    if held and any(isinstance(placement, Partial) for placement in held):
+        tensor = _move(
+            tensor,
+            sharding_number(mesh, tuple(Replicate() if p.is_partial() else p for p in held)),
+        )
+        number = _core.sharding(tensor)
+    sizes = list(tensor.shape)
+    workers = None if mesh is None else mesh.mesh.flatten().tolist()
+    replies, promise = running.expect_value(workers, tensor, number)
+    _core.request_value(_core.slot(tensor), promise, number)
+    _core.flush()
+
+    def assemble(values):
+        if number == 0:
+            return values[0].view(sizes) if values[0] is not None else None
+        shape, packed = packed_of(number)
+        return _sharding.assemble([values[w] for w in workers], sizes, shape, packed)
+
+    return TensorFuture(running, replies, assemble)
+
+
+def read(tensor):
+    """The full value as a CPU tensor; waits."""
+    return request(tensor).get()
+
+
+def to_torch_async(tensor):
+    """A future of the full value; does not wait."""
+    return request(_checked(tensor))
+
+
+def to_torch(tensor):
+    """The full value as a CPU tensor without autograd history, whatever the placement."""
+    return to_torch_async(tensor).get()
+
+
+def full_tensor(tensor):
+    """The same value, replicated on the tensor's mesh; differentiable."""
+    if device_mesh(_checked(tensor)) is None:
+        return tensor
+    return redistribute(tensor, placements=None)
+
+
+def local_shards(tensor):
+    """Each worker's part as a CPU tensor, by row-major mesh coordinate."""
+    value = read(_checked(tensor))
+    number = _core.sharding(tensor)
+    if number == 0:
+        from .runtime import runtime
+
+        return [value.clone() for _ in range(runtime().num_workers)]
+    shape, packed = packed_of(number)
+    coordinates = torch.cartesian_prod(*[torch.arange(n) for n in shape]).view(-1, len(shape))
+    return [
+        _sharding.local_slice(value, shape, packed, coordinate.tolist())
+        for coordinate in coordinates
+    ]
+
+
+def _checked(tensor):
+    if not is_dtorch(tensor):
+        where = tensor.device if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(f"expected a tensor on the dtorch device, got {where}")
+    return tensor
+
+
+def distribute_module(module, mesh, plan=None):
+    """Place a module's parameters and buffers on a mesh, in place; returns the module.
+
+    plan: {name pattern: placements}, patterns as in fnmatch on qualified parameter names; what
+    none matches is replicated. Parameters stay the same objects, so tied weights and
+    optimizers made before keep working. Raises ValueError for a pattern that matches nothing.
+    """
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    names += [name for name, _ in module.named_buffers(remove_duplicate=False)]
+    chosen = placements_for(names, plan or {}, mesh)
+    done = {}
+    with torch.no_grad():
+        tensors = dict(module.named_parameters(remove_duplicate=False))
+        tensors.update(module.named_buffers(remove_duplicate=False))
+        for name in names:
+            tensor = tensors[name]
+            if id(tensor) in done:
+                if done[id(tensor)] != chosen[name]:
+                    raise ValueError(
+                        f"{name} is tied to another parameter that the plan places as "
+                        f"{done[id(tensor)]}, and asks for {chosen[name]}: give both the same"
+                    )
+                continue
+            done[id(tensor)] = chosen[name]
+            placed = distribute_tensor(tensor.detach(), mesh, chosen[name])
+            tensor.data = placed
+    return module
+
+
+def add_methods():
+    """What torch.Tensor gains on the dtorch device."""
+    torch.Tensor.to_torch = to_torch
+    torch.Tensor.to_torch_async = to_torch_async
+    torch.Tensor.redistribute = redistribute
+    torch.Tensor.placements = property(placements)
+    torch.Tensor.device_mesh = property(device_mesh)

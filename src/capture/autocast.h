@@ -1,0 +1,7 @@
+#pragma once
+
+namespace dtorch {
+
+void register_autocast();
+
+}  // namespace dtorch

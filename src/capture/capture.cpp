@@ -1,0 +1,312 @@
+#include "capture/capture.h"
+
+#include <torch/library.h>
+
+#include "capture/call_site.h"
+#include "capture/python_hooks.h"
+#include "capture/record_queue.h"
+#include "capture/wire_values.h"
+#include "tensor/generator.h"
+
+namespace dtorch {
+namespace {
+
+using Slots = c10::SmallVector<uint32_t, 8>;
+
+// The site number to write, defined on the workers if it is new. The stream lock is held.
+uint32_t site_on_workers(RecordQueue& queue, uint32_t site) {
+  static std::vector<bool> defined{true};
+  if (site < defined.size() && defined[site]) return site;
+  if (site >= defined.size()) defined.resize(site + 1);
+  const std::string text = site_text(site);
+  Writer writer = queue.reserve(kHeaderWords + 2 + text.size() / 4);
+  writer.begin(Kind::kDefineSite, 1, site, 0);
+  writer.string(text);
+  queue.commit(writer.end());
+  defined[site] = true;
+  return site;
+}
+
+uint32_t current_site() {
+  RawSite raw;
+  int64_t site;
+  while ((site = find_site(&raw)) < 0) define_site(raw);
+  return static_cast<uint32_t>(site);
+}
+
+void define_operator(RecordQueue& queue, OperatorInfo& info) {
+  Writer writer = queue.reserve(kHeaderWords + 4 + (info.name.size() + info.overload.size()) / 4);
+  writer.begin(Kind::kDefineOperator, 2, info.number, 0);
+  writer.string(info.name);
+  writer.string(info.overload);
+  queue.commit(writer.end());
+  info.defined_on_workers = true;
+}
+
+void emit_redistribute(RecordQueue& queue, uint32_t input, uint32_t output,
+                       const at::Tensor& tensor, uint32_t from, uint32_t to, bool into,
+                       uint32_t site) {
+  Writer writer = queue.reserve(kHeaderWords + 8 + 2 * tensor.dim());
+  writer.begin(Kind::kRedistribute, into, input, site);
+  writer.tag(Tag::kOutput, output);
+  writer.int_value(static_cast<int64_t>(tensor.scalar_type()));
+  writer.int_list(tensor.sizes());
+  writer.word(from);
+  writer.word(to);
+  queue.commit(writer.end());
+  counters().moves += 1;
+}
+
+// Takes host index tensors along, as PyTorch's CUDA operators do.
+void upload_indices(const OperatorInfo& info, c10::IValue* arguments) {
+  for (size_t a = 0; a < info.arguments.size(); ++a) {
+    if (info.arguments[a].kind != ArgumentKind::kOptionalTensorList || !arguments[a].isList()) continue;
+    c10::List<std::optional<at::Tensor>> list;
+    bool changed = false;
+    for (const auto& element : arguments[a].toOptionalTensorVector()) {
+      const bool on_host = element && element->defined() && !on_workers(*element);
+      changed = changed || on_host;
+      list.push_back(on_host ? std::optional(upload(*element, 0)) : element);
+    }
+    if (changed) arguments[a] = std::move(list);
+  }
+}
+
+// Writes the records of one call; the stream lock is held.
+void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, const CallKey& key,
+               const c10::IValue* arguments, uint32_t site, const c10::IValue& generator_pair,
+               Slots* outputs) {
+  if (C10_UNLIKELY(!info.defined_on_workers)) define_operator(queue, info);
+  site = site_on_workers(queue, site);
+
+  Slots inputs;
+  for (const at::Tensor* input : key.inputs) inputs.push_back(slot_of(*input).id);
+  for (const auto& move : entry.moves) {
+    const uint32_t moved = queue.take_slot();
+    emit_redistribute(queue, inputs[move.input], moved, *key.inputs[move.input], move.from, move.to,
+                      false, site);
+    inputs[move.input] = moved;
+  }
+
+  size_t bound = key.record_words + entry.outputs.size();
+  for (const auto& output : entry.outputs) bound += 2 * output.tensors.size();
+  for (const auto& [argument, output] : entry.local_sizes) {
+    bound += 2 + 2 * entry.outputs[output].tensors[0].sizes.size();
+  }
+  Writer writer = queue.reserve(bound);
+  writer.begin(Kind::kOperator,
+               static_cast<uint32_t>(info.arguments.size()) | (key.sharded ? kShardedOperator : 0),
+               info.number, site);
+  size_t next_input = 0;
+  auto local = entry.local_sizes.begin();
+  for (size_t a = 0; a < info.arguments.size(); ++a) {
+    if (C10_UNLIKELY(local != entry.local_sizes.end() && local->first == a)) {
+      const auto& meta = entry.outputs[local->second].tensors[0];
+      writer.tag(Tag::kLocalSizes, static_cast<uint32_t>(meta.sizes.size()));
+      writer.word(meta.sharding);
+      writer.raw_ints(meta.sizes);
+      ++local;
+      continue;
+    }
+    if (C10_UNLIKELY(a == info.generator_argument)) {
+      write_generator(writer, generator_pair);
+      continue;
+    }
+    write_argument(writer, info.arguments[a].kind, arguments[a], inputs, &next_input);
+  }
+  for (const auto& output : entry.outputs) {
+    if (output.kind == OutputKind::kTensor) {
+      outputs->push_back(queue.take_slot());
+      writer.tag(Tag::kOutput, outputs->back());
+      if (key.sharded) writer.word(output.tensors[0].sharding);
+    } else if (output.kind == OutputKind::kList) {
+      writer.tag(Tag::kOutputList, static_cast<uint32_t>(output.tensors.size()));
+      for (size_t i = 0; i < output.tensors.size(); ++i) {
+        outputs->push_back(queue.take_slot());
+        writer.word(outputs->back());
+        if (key.sharded) writer.word(output.tensors[i].sharding);
+      }
+    } else {
+      writer.tag(Tag::kOutputIgnored);
+    }
+  }
+  queue.commit(writer.end());
+
+  for (const auto& move : entry.moves) {
+    if (move.restore) {
+      emit_redistribute(queue, inputs[move.input], slot_of(*key.inputs[move.input]).id,
+                        *key.inputs[move.input], move.to, move.from, true, site);
+    }
+    queue.free_slot_locked(inputs[move.input]);
+  }
+}
+
+// An in-place operator may change its argument's shape (resize_, out=).
+void update_written(const at::Tensor& tensor, const TensorMeta& meta) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  if (impl->sizes() != c10::IntArrayRef(meta.sizes) ||
+      impl->strides() != c10::IntArrayRef(meta.strides)) {
+    impl->set_sizes_and_strides(meta.sizes, meta.strides, tensor.storage_offset());
+  }
+}
+
+at::Tensor make_output(const TensorMeta& meta, uint32_t slot, int64_t base_offset) {
+  auto tensor = make_tensor(slot, meta.sharding, meta.dtype, meta.sizes, meta.strides,
+                            meta.offset + base_offset);
+  if (C10_UNLIKELY(meta.conjugate)) tensor._set_conj(true);
+  if (C10_UNLIKELY(meta.negative)) tensor._set_neg(true);
+  return tensor;
+}
+
+void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots& slots,
+                  Stack* stack) {
+  const size_t base = stack->size() - info.arguments.size();
+  c10::SmallVector<c10::IValue, 4> results;
+  size_t next = 0;
+  for (size_t r = 0; r < entry.outputs.size(); ++r) {
+    const auto& output = entry.outputs[r];
+    const auto& info_r = info.returns[r];
+    int64_t offset = 0;
+    if (info_r.viewed_argument >= 0 && !info.absolute_offset) {
+      offset = (*stack)[base + info_r.viewed_argument].toTensor().storage_offset();
+    }
+    switch (output.kind) {
+      case OutputKind::kTensor:
+        results.emplace_back(make_output(output.tensors[0], slots[next++], offset));
+        break;
+      case OutputKind::kList: {
+        c10::List<at::Tensor> list;
+        list.reserve(output.tensors.size());
+        for (const auto& meta : output.tensors) list.push_back(make_output(meta, slots[next++], offset));
+        results.emplace_back(std::move(list));
+        break;
+      }
+      case OutputKind::kWritten: {
+        auto& argument = (*stack)[base + info_r.written_argument];
+        update_written(argument.toTensor(), output.tensors[0]);
+        results.push_back(std::move(argument));
+        break;
+      }
+      case OutputKind::kUndefined: results.emplace_back(at::Tensor()); break;
+      case OutputKind::kConstant: results.push_back(output.constant); break;
+    }
+  }
+  torch::jit::drop(*stack, info.arguments.size());
+  for (auto& result : results) stack->push_back(std::move(result));
+}
+
+// The outputs of an operator that only a worker can describe: every return gets a slot,
+// and the workers are asked what came out.
+void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key,
+                      const c10::IValue* arguments, uint32_t site, const c10::IValue& generator,
+                      CallEntry* entry, Slots* slots) {
+  entry->outputs.resize(info.returns.size());
+  for (size_t r = 0; r < info.returns.size(); ++r) {
+    TORCH_CHECK_NOT_IMPLEMENTED(info.returns[r].is_tensor && !info.returns[r].is_list, info.name,
+                                " cannot run on the dtorch device: what it returns depends on the "
+                                "data and is no tensor; call it on x.cpu()");
+    auto& output = entry->outputs[r];
+    output.kind = info.returns[r].written_argument >= 0 ? OutputKind::kWritten : OutputKind::kTensor;
+    output.tensors.emplace_back();
+  }
+  if (key.sharded) work_out_sharding(info, arguments, true, entry);
+  std::vector<uint32_t> described;
+  {
+    std::lock_guard<SpinLock> guard(queue.lock);
+    emit_call(queue, info, *entry, key, arguments, site, generator, slots);
+  }
+  size_t next = 0;
+  for (size_t r = 0; r < info.returns.size(); ++r) {
+    described.push_back(info.returns[r].written_argument < 0
+                            ? (*slots)[next++]
+                            : slot_of(arguments[info.returns[r].written_argument].toTensor()).id);
+  }
+  std::vector<TensorMeta> metas;
+  try {
+    metas = describe_slots(described);
+  } catch (...) {
+    for (uint32_t slot : *slots) queue.free_slot(slot);
+    throw;
+  }
+  next = 0;
+  c10::SmallVector<uint32_t, 8> kept;
+  for (size_t r = 0; r < info.returns.size(); ++r) {
+    auto& output = entry->outputs[r];
+    const uint32_t sharding = output.tensors[0].sharding;
+    output.tensors[0] = metas[r];
+    output.tensors[0].sharding = sharding;
+    const auto& info_r = info.returns[r];
+    if (info_r.viewed_argument >= 0 && !info.absolute_offset) {
+      output.tensors[0].offset = 0;  // relative: a worker's own offsets mean nothing here
+    }
+    if (output.kind != OutputKind::kTensor) continue;
+    const uint32_t slot = (*slots)[next++];
+    if (metas[r].dtype == c10::ScalarType::Undefined) {
+      output.kind = OutputKind::kUndefined;
+      output.tensors.clear();
+      queue.free_slot(slot);
+    } else {
+      kept.push_back(slot);
+    }
+  }
+  *slots = kept;
+}
+
+}  // namespace
+
+CaptureCounters& counters() {
+  static CaptureCounters instance;
+  return instance;
+}
+
+void capture(const c10::OperatorHandle& op, Stack* stack) {
+  auto& queue = RecordQueue::get();
+  if (C10_UNLIKELY(!queue.is_open())) start_runtime();
+  queue.throttle();
+  const uint32_t site = current_site();
+
+  queue.lock.lock();
+  OperatorInfo& info = operator_info(op);
+  queue.lock.unlock();
+  c10::IValue* arguments = stack->data() + stack->size() - info.arguments.size();
+  if (C10_UNLIKELY(info.takes_host_indices)) upload_indices(info, arguments);
+  const CallKey key(info, arguments);
+  const uint64_t hash = key.hash();
+  c10::IValue generator;
+  if (C10_UNLIKELY(info.generator_argument >= 0)) generator = draw(arguments[info.generator_argument]);
+
+  Slots slots;
+  CallEntry* entry = nullptr;
+  {
+    std::lock_guard<SpinLock> guard(queue.lock);
+    entry = find_entry(key, hash);
+    if (C10_LIKELY(entry != nullptr && info.meta_rule != MetaRule::kDynamic)) {
+      emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
+      counters().operators += 1;
+    }
+  }
+  if (C10_UNLIKELY(entry == nullptr)) {
+    auto fresh = std::make_unique<CallEntry>();
+    fresh->key = key.words;
+    const bool measured =
+        info.meta_rule != MetaRule::kMeta || !infer_outputs(info, arguments, fresh.get());
+    if (measured) {
+      capture_measured(queue, info, key, arguments, site, generator, fresh.get(), &slots);
+    } else if (key.sharded) {
+      work_out_sharding(info, arguments, false, fresh.get());
+    }
+    if (measured && info.meta_rule == MetaRule::kDynamic) {
+      push_outputs(info, *fresh, slots, stack);
+      counters().operators += 1;
+      return;
+    }
+    std::lock_guard<SpinLock> guard(queue.lock);
+    entry = keep_entry(hash, std::move(fresh));
+    if (!measured) emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
+    counters().operators += 1;
+    counters().misses += 1;
+  }
+  push_outputs(info, *entry, slots, stack);
+}
+
+}  // namespace dtorch

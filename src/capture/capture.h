@@ -1,0 +1,39 @@
+// The way of an operator call into a record.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "capture/call_entry.h"
+#include "wire/record.h"
+
+namespace dtorch {
+
+// The boxed kernel of the dtorch device, for every operator.
+void capture(const c10::OperatorHandle& op, Stack* stack);
+
+// Registers capture() as the fallback and for the composite operators that would otherwise
+// run before it. Returns how many operators were named.
+size_t register_capture();
+
+// Sends a CPU tensor's value to the workers, each its own part under `sharding`.
+at::Tensor upload(const at::Tensor& tensor, uint32_t sharding);
+// A copy of a distributed tensor under another sharding; `mesh_sizes` as the tensor's own.
+at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to);
+// Asks the workers in the stream for a slot's value or metadata, or for a sign of life.
+void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding);
+// A function of dtorch_mpi.kernels, run by every worker; outputs as described by `metas`.
+std::vector<at::Tensor> call_python_kernel(const std::string& name, const std::string& packed,
+                                           const std::vector<TensorMeta>& metas);
+void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef workers);
+// `placements`: one an axis, as Placement::packed of sharding/placement.h.
+void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements);
+// Whether every worker's part is a piece of the value: no axis holds partial sums.
+bool sharding_is_splitting(uint32_t sharding);
+void emit_shutdown();
+
+struct CaptureCounters {
+  uint64_t operators = 0, misses = 0, uploads = 0, upload_bytes = 0, reads = 0, moves = 0;
+};
+CaptureCounters& counters();
+
+}  // namespace dtorch

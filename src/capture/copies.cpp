@@ -1,0 +1,85 @@
+// Operators that cross between the client's memory and the workers'.
+#include <ATen/ops/_to_copy.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/eq.h>
+#include <torch/library.h>
+
+#include "capture/capture.h"
+#include "capture/python_hooks.h"
+
+namespace dtorch {
+namespace {
+
+// The value with the strides that PyTorch's own copy would have.
+at::Tensor read_with_strides(const at::Tensor& tensor) {
+  auto value = read_value(tensor);
+  if (tensor.strides() == value.strides() || !tensor.is_non_overlapping_and_dense()) return value;
+  auto strided = at::empty_strided(tensor.sizes(), tensor.strides(), value.options());
+  return strided.copy_(value);
+}
+
+void to_copy(const c10::OperatorHandle& op, Stack* stack) {
+  const auto* arguments = stack->data() + stack->size() - 7;
+  const at::Tensor self = arguments[0].toTensor();
+  const c10::Device target = arguments[3].isNone() ? self.device() : arguments[3].toDevice();
+  const bool from_workers = on_workers(self);
+  const bool to_workers = target.type() == kDeviceType;
+  if (from_workers && to_workers) {
+    capture(op, stack);
+    return;
+  }
+  auto result = from_workers ? read_with_strides(self) : self;
+  const auto dtype = arguments[1].toOptional<c10::ScalarType>();
+  const auto format = arguments[6].toOptional<c10::MemoryFormat>();
+  const auto host = to_workers ? c10::Device(c10::kCPU) : target;
+  const bool unchanged = (!dtype || *dtype == result.scalar_type()) && result.device() == host &&
+                         (!format || *format == c10::MemoryFormat::Preserve);
+  if (!unchanged) {
+    result = at::_to_copy(result, dtype, arguments[2].toOptional<c10::Layout>(), host, false, false,
+                          format);
+  }
+  if (to_workers) result = upload(result, 0);
+  torch::jit::drop(*stack, 7);
+  stack->emplace_back(std::move(result));
+}
+
+void copy(const c10::OperatorHandle& op, Stack* stack) {
+  auto* arguments = stack->data() + stack->size() - 3;
+  const at::Tensor self = arguments[0].toTensor(), source = arguments[1].toTensor();
+  if (!on_workers(self)) {
+    self.copy_(read_value(source));
+    torch::jit::drop(*stack, 3);
+    stack->emplace_back(self);
+    return;
+  }
+  if (!on_workers(source) && source.dim() > 0) {
+    // Each worker gets its own part only, where the shapes allow it.
+    const uint32_t sharding = slot_of(self).sharding;
+    const bool same = source.sizes() == self.sizes() && sharding_is_splitting(sharding);
+    arguments[1] = upload(source, same ? sharding : 0);
+  }
+  capture(op, stack);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  return read_value(self).item();
+}
+
+bool equal(const at::Tensor& self, const at::Tensor& other) {
+  if (self.sizes() != other.sizes()) return false;
+  return self.eq(other).all().item().toBool();
+}
+
+void record_stream(at::Tensor&, at::Stream) {}  // one stream: order is the program's
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_to_copy", torch::CppFunction::makeFromBoxedFunction<&to_copy>());
+  library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy>());
+  library.impl("_local_scalar_dense", &local_scalar_dense);
+  library.impl("equal", &equal);
+  library.impl("record_stream", &record_stream);
+}
+
+}  // namespace dtorch

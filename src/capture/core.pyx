@@ -1,0 +1,283 @@
+# distutils: language = c++
+"""The capture stage's face to Python: registration, requests in the stream, counters."""
+
+from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.pair cimport pair
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from libtorch cimport THPVariable_Check, THPVariable_Unpack, THPVariable_Wrap, Tensor
+
+
+cdef extern from "c10/core/ScalarType.h" namespace "c10":
+    cppclass ScalarType "c10::ScalarType":
+        pass
+
+
+cdef extern from "c10/util/ArrayRef.h" namespace "c10":
+    cppclass IntArrayRef "c10::IntArrayRef":
+        IntArrayRef(const int64_t* data, size_t length)
+
+
+cdef extern from *:
+    """
+    #include <pybind11/pybind11.h>
+    #include <torch/csrc/Exceptions.h>
+    #include <torch/csrc/utils/pybind.h>
+
+    #include "capture/autocast.h"
+    #include "capture/call_site.h"
+    #include "capture/capture.h"
+    #include "capture/python_hooks.h"
+    #include "capture/record_queue.h"
+    #include "tensor/device.h"
+    #include "tensor/generator.h"
+    #include "tensor/slot.h"
+
+    static void dtorch_register() {
+      dtorch::register_device([] {
+        pybind11::gil_scoped_acquire gil;
+        auto done = pybind11::reinterpret_steal<pybind11::object>(
+            PyObject_CallNoArgs(dtorch::python_hooks().synchronize));
+        if (!done) { python_error error; error.persist(); throw error; }
+      });
+      dtorch::register_capture();
+      dtorch::register_autocast();
+      dtorch::RecordQueue::get().while_waiting = [] { dtorch::check_workers(); };
+    }
+
+    static void dtorch_append_meta(std::vector<dtorch::TensorMeta>& metas, int dtype,
+                                   const std::vector<int64_t>& sizes, uint32_t sharding) {
+      dtorch::TensorMeta meta;
+      meta.dtype = static_cast<c10::ScalarType>(dtype);
+      meta.sizes.assign(sizes.begin(), sizes.end());
+      meta.strides.resize(sizes.size());
+      int64_t stride = 1;
+      for (size_t i = sizes.size(); i-- > 0;) {
+        meta.strides[i] = stride;
+        stride *= std::max<int64_t>(1, sizes[i]);
+      }
+      meta.sharding = sharding;
+      metas.push_back(std::move(meta));
+    }
+    static PyObject* dtorch_default_generator() {
+      return pybind11::cast(dtorch::default_generator()).release().ptr();
+    }
+    static dtorch::PromiseName dtorch_promise(int home, uint32_t id, uint64_t place) {
+      return {static_cast<dtorch::Home>(home), id, place};
+    }
+    """
+    void dtorch_register() except +
+    void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
+    object dtorch_default_generator() except +
+    PromiseName dtorch_promise(int home, uint32_t id, uint64_t place)
+
+
+cdef extern from "wire/record.h" namespace "dtorch":
+    cppclass PromiseName:
+        pass
+    cppclass Kind "dtorch::Kind":
+        pass
+    Kind kGet "dtorch::Kind::kGet"
+    Kind kSync "dtorch::Kind::kSync"
+    Kind kDescribe "dtorch::Kind::kDescribe"
+
+
+cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
+    cppclass RecordQueue:
+        @staticmethod
+        RecordQueue& get()
+        void open()
+        void close()
+        cbool is_open()
+        void flush() nogil
+        void forget_after_fork()
+        uint64_t issued()
+        uint64_t executed()
+        uint64_t bytes_issued()
+        uint64_t bytes_executed()
+        uint64_t live_slots()
+        uint64_t max_records
+        uint64_t max_bytes
+
+
+cdef extern from "capture/call_entry.h" namespace "dtorch":
+    cppclass TensorMeta:
+        pass
+    size_t num_entries()
+
+
+cdef extern from "capture/capture.h" namespace "dtorch":
+    Tensor c_upload "dtorch::upload"(const Tensor&, uint32_t) except +
+    Tensor c_redistribute "dtorch::redistribute"(const Tensor&, uint32_t, uint32_t) except +
+    void emit_request(Kind, uint32_t, const PromiseName&, uint32_t) except +
+    vector[Tensor] c_call_python_kernel "dtorch::call_python_kernel"(
+        const string&, const string&, const vector[TensorMeta]&) except +
+    void c_define_mesh "dtorch::define_mesh"(uint32_t, IntArrayRef, IntArrayRef) except +
+    void c_define_sharding "dtorch::define_sharding"(uint32_t, uint32_t, IntArrayRef) except +
+    void c_emit_shutdown "dtorch::emit_shutdown"() except +
+    cppclass CaptureCounters:
+        uint64_t operators, misses, uploads, upload_bytes, reads, moves
+    CaptureCounters& c_counters "dtorch::counters"()
+
+
+cdef extern from "capture/call_site.h" namespace "dtorch":
+    string c_site_text "dtorch::site_text"(uint32_t site)
+    void c_add_library_folder "dtorch::add_library_folder"(const string&)
+
+
+cdef extern from "capture/python_hooks.h" namespace "dtorch":
+    cppclass PythonHooks:
+        PyObject* read
+        PyObject* describe
+        PyObject* shard
+        PyObject* start
+        PyObject* drain
+        PyObject* synchronize
+    PythonHooks& python_hooks()
+
+
+cdef extern from "tensor/slot.h" namespace "dtorch":
+    cppclass Slot:
+        uint32_t id
+        uint32_t sharding
+    Slot& slot_of(const Tensor&) except +
+    cbool on_workers(const Tensor&)
+
+
+def register(*, read, describe, shard, start, drain, synchronize):
+    """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
+    cdef PythonHooks* hooks = &python_hooks()
+    for hook in (read, describe, shard, start, drain, synchronize):
+        Py_INCREF(hook)
+    hooks.read = <PyObject*>read
+    hooks.describe = <PyObject*>describe
+    hooks.shard = <PyObject*>shard
+    hooks.start = <PyObject*>start
+    hooks.drain = <PyObject*>drain
+    hooks.synchronize = <PyObject*>synchronize
+    dtorch_register()
+
+
+cdef const Tensor* distributed(object tensor) except NULL:
+    if not THPVariable_Check(tensor):
+        raise TypeError(f"expected a torch.Tensor on the dtorch device, got {type(tensor).__name__}")
+    cdef const Tensor* unpacked = &THPVariable_Unpack(tensor)
+    if not on_workers(unpacked[0]):
+        raise ValueError(f"expected a tensor on the dtorch device, got one on {tensor.device}; "
+                         "move it with .to('dtorch') or dtorch_mpi.distribute_tensor")
+    return unpacked
+
+
+def default_generator():
+    """The device's torch.Generator."""
+    return dtorch_default_generator()
+
+
+def slot(tensor):
+    """The number under which the workers know the tensor."""
+    return slot_of(distributed(tensor)[0]).id
+
+
+def sharding(tensor):
+    """The number of the tensor's sharding; 0 is replicated on the default mesh."""
+    return slot_of(distributed(tensor)[0]).sharding
+
+
+def upload(tensor, uint32_t sharding):
+    """Send a CPU tensor's value to the workers, each its part under the sharding."""
+    return THPVariable_Wrap(c_upload(THPVariable_Unpack(tensor), sharding))
+
+
+def redistribute(tensor, uint32_t source, uint32_t target):
+    """A new tensor with the same value under another sharding."""
+    return THPVariable_Wrap(c_redistribute(distributed(tensor)[0], source, target))
+
+
+def request_value(uint32_t slot, promise, uint32_t sharding):
+    home, number, place = promise
+    emit_request(kGet, slot, dtorch_promise(home, number, place), sharding)
+
+
+def request_description(uint32_t slot, promise):
+    home, number, place = promise
+    emit_request(kDescribe, slot, dtorch_promise(home, number, place), 0)
+
+
+def request_sync(promise):
+    home, number, place = promise
+    emit_request(kSync, 0, dtorch_promise(home, number, place), 0)
+
+
+def call_python_kernel(str name, bytes packed, outputs):
+    """Run a registered Python function on every worker.
+
+    outputs: (dtype number, sizes, sharding number) of each tensor that it returns.
+    """
+    cdef vector[TensorMeta] metas
+    for dtype, sizes, number in outputs:
+        dtorch_append_meta(metas, dtype, sizes, number)
+    cdef vector[Tensor] results = c_call_python_kernel(name.encode(), packed, metas)
+    return [THPVariable_Wrap(results[i]) for i in range(results.size())]
+
+
+def define_mesh(uint32_t number, vector[int64_t] shape, vector[int64_t] workers):
+    c_define_mesh(number, IntArrayRef(shape.data(), shape.size()),
+                  IntArrayRef(workers.data(), workers.size()))
+
+
+def define_sharding(uint32_t number, uint32_t mesh, vector[int64_t] placements):
+    c_define_sharding(number, mesh, IntArrayRef(placements.data(), placements.size()))
+
+
+def emit_shutdown():
+    c_emit_shutdown()
+
+
+def flush():
+    """Have the controller send what there is, at once."""
+    with nogil:
+        RecordQueue.get().flush()
+
+
+def open_queue(uint64_t max_records, uint64_t max_bytes):
+    cdef RecordQueue* queue = &RecordQueue.get()
+    queue.max_records = max_records
+    queue.max_bytes = max_bytes
+    queue.open()
+
+
+def close_queue():
+    RecordQueue.get().close()
+
+
+def queue_is_open():
+    return RecordQueue.get().is_open()
+
+
+def forget_after_fork():
+    RecordQueue.get().forget_after_fork()
+
+
+def site_text(uint32_t site):
+    """file:line of a call site that a worker named by number."""
+    return c_site_text(site).decode("utf-8", "replace")
+
+
+def add_library_folder(str folder):
+    c_add_library_folder(folder.encode())
+
+
+def counters():
+    """Numbers since the start: operators issued, cache misses, uploads and their bytes, ..."""
+    cdef CaptureCounters* numbers = &c_counters()
+    cdef RecordQueue* queue = &RecordQueue.get()
+    return {
+        "operators": numbers.operators, "misses": numbers.misses, "uploads": numbers.uploads,
+        "upload_bytes": numbers.upload_bytes, "reads": numbers.reads, "moves": numbers.moves,
+        "records_issued": queue.issued(), "records_executed": queue.executed(),
+        "bytes_issued": queue.bytes_issued(), "bytes_executed": queue.bytes_executed(),
+        "live_slots": queue.live_slots(), "cached_calls": num_entries(),
+    }

@@ -1,0 +1,152 @@
+// Operators that PyTorch has for this kind of device only in a form of its own (CUDA's, or
+// one a backend must bring): each is expressed through operators that workers have.
+#include <ATen/ATen.h>
+#include <ATen/native/DispatchStub.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <torch/library.h>
+
+#include "tensor/slot.h"
+
+namespace dtorch {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+bool has(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
+
+// ---- attention -------------------------------------------------------------------------------
+// "overrideable" makes PyTorch's autograd treat attention as one operator; here it becomes the
+// CPU's flash attention. Where that kernel can't (dropout, a bias with gradient, other ranks),
+// the decomposed form is taken, as PyTorch does on the CPU.
+int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                         const OptionalTensor& bias, double dropout, bool causal,
+                         std::optional<double>, bool grouped) {
+  const auto dtype = query.scalar_type();
+  const bool fits = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && dropout == 0.0 &&
+                    (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 ||
+                     dtype == at::kHalf) &&
+                    key.scalar_type() == dtype && value.scalar_type() == dtype &&
+                    query.size(3) == value.size(3) && query.size(3) == key.size(3) &&
+                    query.size(0) == key.size(0) && key.size(0) == value.size(0) &&
+                    query.size(1) == key.size(1) && key.size(1) == value.size(1) &&
+                    query.numel() > 0 && key.numel() > 0 && !grouped &&
+                    at::globalContext().userEnabledFlashSDP() &&
+                    !(has(bias) && (bias->requires_grad() || causal));
+  return static_cast<int64_t>(fits ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
+attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& bias,
+          double dropout, bool causal, bool, std::optional<double> scale) {
+  auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
+      query, key, value, dropout, causal, bias, scale);
+  return {output, logsumexp, Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
+          Tensor(), Tensor(), Tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& bias, std::array<bool, 4>, const Tensor& output, const Tensor& logsumexp,
+    const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, double dropout, bool causal,
+    const Tensor&, const Tensor&, std::optional<double> scale) {
+  const auto mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
+  auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, query, key, value, output, logsumexp, dropout, causal, mask, scale);
+  return {grad_query, grad_key, grad_value, Tensor()};
+}
+
+// ---- dropout ---------------------------------------------------------------------------------
+// As PyTorch's CPU kernel; the mask comes from an operator that carries the generator.
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train) {
+  if (train && !*train) return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
+  if (input.numel() == 0) return {input, at::empty_like(input, input.options().dtype(at::kBool))};
+  const double keep = 1.0 - p;
+  auto mask = at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(keep);
+  return {input.mul(mask).mul_(keep == 0 ? 0.0 : 1.0 / keep), mask};
+}
+
+// ---- recurrent cells (Hochreiter and Schmidhuber 1997; Cho et al. 2014) --------------------------
+// The workspace holds the activated gates, which is what the backward pass needs.
+Tensor with_bias(const Tensor& gates, const OptionalTensor& bias) {
+  return has(bias) ? gates + *bias : gates;
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates,
+                                             const Tensor& cx, const OptionalTensor& input_bias,
+                                             const OptionalTensor& hidden_bias) {
+  auto parts = (with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias)).chunk(4, 1);
+  auto in = parts[0].sigmoid(), forget = parts[1].sigmoid(), cell = parts[2].tanh(),
+       out = parts[3].sigmoid();
+  auto cy = forget * cx + in * cell;
+  auto hy = out * cy.tanh();
+  return {hy, cy, at::cat({in, forget, cell, out}, 1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const OptionalTensor& grad_hy,
+                                                      const OptionalTensor& grad_cy,
+                                                      const Tensor& cx, const Tensor& cy,
+                                                      const Tensor& workspace, bool has_bias) {
+  if (!has(grad_hy) && !has(grad_cy)) return {};
+  auto gates = workspace.chunk(4, 1);
+  auto &in = gates[0], &forget = gates[1], &cell = gates[2], &out = gates[3];
+  auto tanh_cy = cy.tanh();
+  Tensor grad_cell = has(grad_cy) ? *grad_cy : Tensor();
+  Tensor grad_out = at::zeros_like(out);
+  if (has(grad_hy)) {
+    auto through = *grad_hy * out * (1 - tanh_cy * tanh_cy);
+    grad_cell = grad_cell.defined() ? grad_cell + through : through;
+    grad_out = *grad_hy * tanh_cy * out * (1 - out);
+  }
+  auto grad_gates = at::cat({grad_cell * cell * in * (1 - in), grad_cell * cx * forget * (1 - forget),
+                             grad_cell * in * (1 - cell * cell), grad_out}, 1);
+  return {grad_gates, grad_cell * forget, has_bias ? grad_gates.sum(0) : Tensor()};
+}
+
+std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hidden_gates,
+                                    const Tensor& hx, const OptionalTensor& input_bias,
+                                    const OptionalTensor& hidden_bias) {
+  auto input = with_bias(input_gates, input_bias).chunk(3, 1);
+  auto hidden = with_bias(hidden_gates, hidden_bias).chunk(3, 1);
+  auto reset = (input[0] + hidden[0]).sigmoid(), update = (input[1] + hidden[1]).sigmoid();
+  auto fresh = (input[2] + reset * hidden[2]).tanh();
+  return {fresh + update * (hx - fresh), at::cat({reset, update, fresh, hx, hidden[2]}, 1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad_hy,
+                                                                     const Tensor& workspace,
+                                                                     bool has_bias) {
+  auto saved = workspace.chunk(5, 1);
+  auto &reset = saved[0], &update = saved[1], &fresh = saved[2], &hx = saved[3], &hidden = saved[4];
+  auto grad_update = grad_hy * (hx - fresh) * update * (1 - update);
+  auto grad_fresh = grad_hy * (1 - update) * (1 - fresh * fresh);
+  auto grad_reset = grad_fresh * hidden * reset * (1 - reset);
+  auto grad_input = at::cat({grad_reset, grad_update, grad_fresh}, 1);
+  auto grad_hidden = at::cat({grad_reset, grad_update, grad_fresh * reset}, 1);
+  return {grad_input, grad_hidden, grad_hy * update, has_bias ? grad_input.sum(0) : Tensor(),
+          has_bias ? grad_hidden.sum(0) : Tensor()};
+}
+
+// "No" keeps TransformerEncoder on its ordinary path, away from nested tensors.
+bool nested_tensor_from_mask_left_aligned(const Tensor&, const Tensor&) { return false; }
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_scaled_dot_product_fused_attention_overrideable", &attention);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", &attention_backward);
+  library.impl("native_dropout", &native_dropout);
+  library.impl("_thnn_fused_lstm_cell", &lstm_cell);
+  library.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
+  library.impl("_thnn_fused_gru_cell", &gru_cell);
+  library.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
+  library.impl("_nested_tensor_from_mask_left_aligned", &nested_tensor_from_mask_left_aligned);
+}
+
+}  // namespace dtorch
+
+// PyTorch's registration macro names its own namespace.
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &dtorch::choose_attention)
+}

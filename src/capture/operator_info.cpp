@@ -1,0 +1,123 @@
+#include "capture/operator_info.h"
+
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+
+namespace dtorch {
+namespace {
+
+// Meta kernels that give another shape, stride or dtype than the CPU's kernel, or that do
+// not exist for an argument the CPU takes (found by running both; torch 2.13).
+constexpr std::string_view kMeasured[] = {
+    "aten::native_batch_norm", "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit_no_training", "aten::_embedding_bag",
+    "aten::_embedding_bag_forward_only", "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c",
+    "aten::_linalg_svd", "aten::linalg_eig", "aten::_linalg_eigh", "aten::linalg_qr",
+    "aten::linalg_lstsq", "aten::geqrf", "aten::_ctc_loss", "aten::_ctc_loss_backward",
+    "aten::histogram", "aten::_histogramdd_bin_edges", "aten::_histogramdd_from_bin_cts",
+};
+
+// Schemas that do not tell that the output shares the input's memory.
+constexpr std::string_view kSilentViews[] = {"aten::_unsafe_view", "aten::_reshape_alias",
+                                             "aten::lift_fresh", "aten::lift"};
+
+// Scalars that shape the output, so that their value belongs to the key.
+constexpr std::string_view kShapedByScalars[] = {"aten::arange", "aten::range", "aten::linspace",
+                                                 "aten::logspace", "aten::bucketize"};
+
+constexpr std::string_view kHostIndices[] = {"aten::index", "aten::index_put", "aten::index_put_",
+                                             "aten::_index_put_impl_", "aten::_unsafe_index",
+                                             "aten::_unsafe_index_put"};
+
+template <size_t N>
+bool contains(const std::string_view (&names)[N], std::string_view name) {
+  for (auto candidate : names) {
+    if (candidate == name) return true;
+  }
+  return false;
+}
+
+ArgumentKind kind_of(const c10::TypePtr& type, bool scalars_shape) {
+  switch (type->kind()) {
+    case c10::TypeKind::OptionalType:
+      return kind_of(type->castRaw<c10::OptionalType>()->getElementType(), scalars_shape);
+    case c10::TypeKind::TensorType: return ArgumentKind::kTensor;
+    case c10::TypeKind::DeviceObjType: return ArgumentKind::kDevice;
+    case c10::TypeKind::GeneratorType: return ArgumentKind::kGenerator;
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::FloatType:
+      return scalars_shape ? ArgumentKind::kShaping : ArgumentKind::kScalar;
+    case c10::TypeKind::ListType: {
+      const auto& element = type->castRaw<c10::ListType>()->getElementType();
+      if (element->kind() == c10::TypeKind::TensorType) return ArgumentKind::kTensorList;
+      if (element->kind() == c10::TypeKind::NumberType) return ArgumentKind::kScalarList;
+      if (element->kind() == c10::TypeKind::OptionalType) return ArgumentKind::kOptionalTensorList;
+      return ArgumentKind::kShaping;
+    }
+    default: return ArgumentKind::kShaping;
+  }
+}
+
+}  // namespace
+
+OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
+    : handle(handle), number(number) {
+  const auto& schema = handle.schema();
+  name = schema.name();
+  overload = schema.overload_name();
+  const bool scalars_shape = contains(kShapedByScalars, name);
+  for (const auto& argument : schema.arguments()) {
+    const auto* alias = argument.alias_info();
+    const bool written = alias != nullptr && alias->isWrite();
+    const auto kind = kind_of(argument.real_type(), scalars_shape);
+    if (kind == ArgumentKind::kGenerator) generator_argument = static_cast<int16_t>(arguments.size());
+    arguments.push_back({kind, written});
+    writes = writes || written;
+  }
+  for (const auto& value : schema.returns()) {
+    ReturnInfo info;
+    info.is_tensor = value.type()->kind() == c10::TypeKind::TensorType;
+    info.is_list = value.type()->kind() == c10::TypeKind::ListType;
+    if (const auto* alias = value.alias_info()) {
+      for (size_t a = 0; a < arguments.size(); ++a) {
+        const auto* other = schema.arguments()[a].alias_info();
+        if (other == nullptr || other->beforeSets() != alias->beforeSets()) continue;
+        if (alias->isWrite()) {
+          info.written_argument = static_cast<int16_t>(a);
+        } else {
+          info.viewed_argument = static_cast<int16_t>(a);
+        }
+        break;
+      }
+    }
+    if (info.viewed_argument < 0 && contains(kSilentViews, name)) info.viewed_argument = 0;
+    views = views || info.viewed_argument >= 0;
+    returns.push_back(info);
+  }
+  if (handle.hasTag(at::Tag::dynamic_output_shape)) {
+    meta_rule = MetaRule::kDynamic;
+  } else if (contains(kMeasured, name)) {
+    meta_rule = MetaRule::kMeasured;
+  }
+  takes_host_indices = contains(kHostIndices, name);
+  absolute_offset = name == "aten::as_strided";
+}
+
+OperatorInfo& operator_info(const c10::OperatorHandle& handle) {
+  static std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OperatorInfo>> all;
+  struct Recent {
+    const c10::FunctionSchema* schema = nullptr;
+    OperatorInfo* info = nullptr;
+  };
+  static Recent recent[512];
+  const auto* schema = &handle.schema();
+  auto& slot = recent[(reinterpret_cast<uintptr_t>(schema) >> 5) % 512];
+  if (slot.schema == schema) return *slot.info;
+  auto& entry = all[schema];
+  if (!entry) entry = std::make_unique<OperatorInfo>(handle, static_cast<uint32_t>(all.size()));
+  slot = {schema, entry.get()};
+  return *entry;
+}
+
+}  // namespace dtorch

@@ -1,0 +1,61 @@
+// What capture needs to know of an operator, worked out once from its schema.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace dtorch {
+
+enum class ArgumentKind : uint8_t {
+  kTensor,
+  kTensorList,
+  kOptionalTensorList,
+  kShaping,     // int, bool, list, string, dtype: may shape the output, so part of the key
+  kScalar,      // a number that does not shape the output: only its type is in the key
+  kScalarList,
+  kDevice,
+  kGenerator,
+};
+
+struct ArgumentInfo {
+  ArgumentKind kind;
+  bool written;
+};
+
+struct ReturnInfo {
+  bool is_tensor = false;
+  bool is_list = false;
+  int16_t written_argument = -1;  // the argument that is returned
+  int16_t viewed_argument = -1;   // the argument whose memory the return shares
+};
+
+// How its output metadata is found.
+enum class MetaRule : uint8_t {
+  kMeta,      // PyTorch's meta kernel
+  kMeasured,  // the meta kernel is missing or wrong: ask the worker, keep the answer
+  kDynamic,   // depends on data: ask the worker each time
+};
+
+struct OperatorInfo {
+  OperatorInfo(const c10::OperatorHandle& handle, uint32_t number);
+
+  c10::OperatorHandle handle;
+  uint32_t number;
+  std::string name, overload;
+  std::vector<ArgumentInfo> arguments;
+  std::vector<ReturnInfo> returns;
+  MetaRule meta_rule = MetaRule::kMeta;
+  bool defined_on_workers = false;
+  bool writes = false;
+  bool views = false;
+  int16_t generator_argument = -1;
+  bool takes_host_indices = false;  // index tensors may lie on the CPU
+  bool absolute_offset = false;     // as_strided: the offset counts from the storage
+};
+
+// The entry of `handle`; the stream lock must be held.
+OperatorInfo& operator_info(const c10::OperatorHandle& handle);
+
+}  // namespace dtorch

@@ -1,0 +1,32 @@
+// Where capture needs Python: a value to read, metadata to ask a worker for, a sharding to
+// work out. None of these runs on a cache hit.
+#pragma once
+
+#include <Python.h>
+
+#include "capture/call_entry.h"
+
+namespace dtorch {
+
+struct PythonHooks {
+  PyObject* read = nullptr;      // (tensor) -> CPU tensor with its full value
+  PyObject* describe = nullptr;  // (slots) -> [(dtype, sizes, strides, offset), ...]
+  PyObject* shard = nullptr;     // see call_sharding_hook
+  PyObject* start = nullptr;     // () -> None: the runtime is needed and not started
+  PyObject* drain = nullptr;     // () -> None: raises if the workers are gone
+  PyObject* synchronize = nullptr;  // () -> None: waits for everything issued
+};
+
+PythonHooks& python_hooks();
+
+// The full value of a distributed tensor, on the CPU.
+at::Tensor read_value(const at::Tensor& tensor);
+std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots);
+// Asks dtorch_mpi.sharding how a call with sharded inputs runs; fills the entry's moves,
+// output shardings and local sizes. `measured`: its outputs are not known beforehand.
+void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
+                       CallEntry* entry);
+void start_runtime();
+void check_workers();
+
+}  // namespace dtorch

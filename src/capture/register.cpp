@@ -1,0 +1,70 @@
+#include <string_view>
+
+#include <ATen/core/enum_tag.h>
+#include <torch/library.h>
+
+#include "capture/capture.h"
+
+namespace dtorch {
+namespace {
+
+// Named by files of this room with kernels of their own.
+constexpr std::string_view kOwnKernels[] = {
+    "aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::equal",
+    "aten::record_stream", "aten::native_dropout",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward",
+    "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl",
+    "aten::_thnn_fused_gru_cell", "aten::_thnn_fused_gru_cell_backward",
+    "aten::_nested_tensor_from_mask_left_aligned", "aten::_has_compatible_shallow_copy_type"};
+
+bool has_own_kernel(const c10::OperatorName& name) {
+  if (!name.overload_name.empty()) return false;
+  for (auto own : kOwnKernels) {
+    if (own == name.name) return true;
+  }
+  return false;
+}
+
+// Random operators without a generator argument are left to PyTorch's composite kernels,
+// which call the in-place form that has one: it carries seed and offset.
+bool leaves_generator_to_composite(const c10::OperatorHandle& op) {
+  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return false;
+  for (const auto& argument : op.schema().arguments()) {
+    const auto& type = argument.type();
+    if (type->kind() == c10::TypeKind::GeneratorType) return false;
+    if (type->kind() == c10::TypeKind::OptionalType &&
+        type->castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+size_t register_capture() {
+  static auto* fallback =
+      new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&capture>());
+  size_t named = 0;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!name.name.starts_with("aten::") || has_own_kernel(name)) continue;
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (!op || !op->hasSchema() || leaves_generator_to_composite(*op)) continue;
+    // These composite kernels would run instead of the fallback.
+    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+      continue;
+    }
+    const std::string full =
+        name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&capture>());
+    ++named;
+  }
+  return named;
+}
+
+}  // namespace dtorch

@@ -1,0 +1,152 @@
+// Records that no operator call makes: data in, values out, definitions.
+#include <unordered_set>
+
+#include <ATen/ops/empty.h>
+
+#include "capture/call_site.h"
+#include "capture/capture.h"
+#include "capture/python_hooks.h"
+#include "capture/record_queue.h"
+#include "capture/transfers.h"
+
+namespace dtorch {
+namespace {
+
+constexpr int64_t kInlineBytes = 1024;
+
+template <class Write>
+void emit(size_t words, Write&& write) {
+  auto& queue = RecordQueue::get();
+  std::lock_guard<SpinLock> guard(queue.lock);
+  Writer writer = queue.reserve(words);
+  write(writer, queue);
+  queue.commit(writer.end());
+}
+
+std::unordered_set<uint32_t>& holds_partial_sums() {
+  static std::unordered_set<uint32_t> shardings;
+  return shardings;
+}
+
+}  // namespace
+
+Transfers& Transfers::get() {
+  static auto* transfers = new Transfers;
+  return *transfers;
+}
+
+at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
+  auto& queue = RecordQueue::get();
+  if (!queue.is_open()) start_runtime();
+  queue.throttle();
+  TORCH_CHECK(tensor.layout() == c10::kStrided, "only strided tensors can live on the dtorch "
+              "device; got layout ", tensor.layout());
+  const bool dense = tensor.is_non_overlapping_and_dense();
+  const auto source = (dense ? tensor : tensor.contiguous()).resolve_conj().resolve_neg();
+  const int64_t bytes = static_cast<int64_t>(source.nbytes());
+  const bool small = bytes <= kInlineBytes && sharding == 0;
+  uint32_t slot;
+  at::Tensor copy;
+  // The user may change the tensor as soon as this returns.
+  if (!small) copy = source.clone(at::MemoryFormat::Preserve);
+  emit(kHeaderWords + 16 + 4 * source.dim() + (small ? bytes / 4 + 2 : 4),
+       [&](Writer& writer, RecordQueue& q) {
+    slot = q.take_slot();
+    writer.begin(Kind::kUpload, 0, slot, 0);
+    writer.int_value(static_cast<int64_t>(source.scalar_type()));
+    writer.int_list(source.sizes());
+    writer.int_list(source.strides());
+    writer.word(sharding);
+    if (small) {
+      // A dense tensor's elements lie in one run, whatever the order of its strides.
+      writer.string({static_cast<const char*>(source.const_data_ptr()), static_cast<size_t>(bytes)});
+    } else {
+      writer.int_value(static_cast<int64_t>(Transfers::get().add(std::move(copy), sharding)));
+      q.add_bytes(bytes);
+    }
+  });
+  counters().uploads += 1;
+  counters().upload_bytes += bytes;
+  return make_tensor(slot, sharding, source.scalar_type(), source.sizes(), source.strides(), 0);
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
+  RecordQueue::get().throttle();
+  uint32_t slot;
+  emit(kHeaderWords + 8 + 2 * tensor.dim(), [&](Writer& writer, RecordQueue& q) {
+    slot = q.take_slot();
+    writer.begin(Kind::kRedistribute, 0, slot_of(tensor).id, 0);
+    writer.tag(Tag::kOutput, slot);
+    writer.int_value(static_cast<int64_t>(tensor.scalar_type()));
+    writer.int_list(tensor.sizes());
+    writer.word(from);
+    writer.word(to);
+  });
+  counters().moves += 1;
+  return make_tensor(slot, to, tensor.scalar_type(), tensor.sizes(), tensor.strides(), 0);
+}
+
+void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding) {
+  emit(kHeaderWords + 10, [&](Writer& writer, RecordQueue&) {
+    writer.begin(kind, 0, slot, 0);
+    writer.promise(promise);
+    writer.word(sharding);
+  });
+  counters().reads += 1;
+}
+
+std::vector<at::Tensor> call_python_kernel(const std::string& name, const std::string& packed,
+                                           const std::vector<TensorMeta>& metas) {
+  auto& queue = RecordQueue::get();
+  if (!queue.is_open()) start_runtime();
+  queue.throttle();
+  size_t words = kHeaderWords + 8 + (name.size() + packed.size()) / 4;
+  for (const auto& meta : metas) words += 8 + 2 * meta.sizes.size();
+  std::vector<at::Tensor> outputs;
+  std::vector<uint32_t> slots;
+  emit(words, [&](Writer& writer, RecordQueue& q) {
+    writer.begin(Kind::kPythonKernel, static_cast<uint32_t>(metas.size()), 0, 0);
+    writer.string(name);
+    writer.string(packed);
+    for (const auto& meta : metas) {
+      slots.push_back(q.take_slot());
+      writer.tag(Tag::kOutput, slots.back());
+      writer.int_value(static_cast<int64_t>(meta.dtype));
+      writer.int_list(meta.sizes);
+      writer.word(meta.sharding);
+    }
+  });
+  for (size_t i = 0; i < metas.size(); ++i) {
+    outputs.push_back(make_tensor(slots[i], metas[i].sharding, metas[i].dtype, metas[i].sizes,
+                                  metas[i].strides, 0));
+  }
+  return outputs;
+}
+
+void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef workers) {
+  emit(kHeaderWords + 2 + 2 * (shape.size() + workers.size()), [&](Writer& writer, RecordQueue&) {
+    writer.begin(Kind::kDefineMesh, 0, number, 0);
+    writer.int_list(shape);
+    writer.int_list(workers);
+  });
+}
+
+bool sharding_is_splitting(uint32_t sharding) { return !holds_partial_sums().contains(sharding); }
+
+void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements) {
+  constexpr int64_t kPartial = 2;
+  for (int64_t packed : placements) {
+    if ((packed & 0xff) == kPartial) holds_partial_sums().insert(number);
+  }
+  emit(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, RecordQueue&) {
+    writer.begin(Kind::kDefineSharding, 0, number, 0);
+    writer.word(mesh);
+    writer.int_list(placements);
+  });
+}
+
+void emit_shutdown() {
+  emit(kHeaderWords, [&](Writer& writer, RecordQueue&) { writer.begin(Kind::kShutdown, 0, 0, 0); });
+}
+
+}  // namespace dtorch

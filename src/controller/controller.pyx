@@ -1,0 +1,145 @@
+# distutils: language = c++
+"""The controller: takes records in windows and sends each as one batch to all workers.
+
+It runs in a thread of its own and never takes the GIL. It never waits for workers: how far
+they are only decides how much it lets gather before it sends.
+"""
+
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.deque cimport deque
+from libcpp.pair cimport pair
+from libcpp.vector cimport vector
+
+from transport.link cimport Batch, ControllerLink, Transfer
+
+
+cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
+    cppclass RecordQueue:
+        @staticmethod
+        RecordQueue& get()
+        cbool take(uint32_t max_words, Batch* batch)
+        uint64_t pending_records()
+        cbool flush_wanted()
+        void flush_done()
+        void wait(int64_t microseconds)
+        void set_executed(uint64_t records, uint64_t bytes)
+        uint64_t bytes_issued()
+
+cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
+    cppclass Transfers:
+        @staticmethod
+        Transfers& get()
+        vector[Transfer] take()
+
+cdef extern from *:
+    """
+    #include <chrono>
+    #include <thread>
+    static void pause_for(int64_t microseconds) {
+      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+    }
+    """
+    void pause_for(int64_t microseconds) nogil
+
+
+cdef class Controller:
+    """Sends the queue's records over the given links (capsules).
+
+    window_bytes: a window is at most this large, unless one record is larger.
+    gather_microseconds: while workers are busy, how long records may gather.
+    """
+
+    cdef vector[ControllerLink*] links
+    cdef object keep
+    cdef uint32_t window_words
+    cdef uint64_t gather_records
+    cdef int64_t gather_microseconds
+    cdef volatile cbool stopping
+    cdef uint64_t num_batches
+    cdef uint64_t sent_records
+    cdef uint64_t executed_records
+    # (records, bytes) at the end of each batch that is not executed yet
+    cdef deque[pair[uint64_t, uint64_t]] under_way
+
+    def __init__(self, links, *, uint32_t window_bytes, int64_t gather_microseconds):
+        self.keep = list(links)
+        for link in links:
+            self.links.push_back(<ControllerLink*>PyCapsule_GetPointer(link, "dtorch.ControllerLink"))
+        self.window_words = window_bytes // 4
+        self.gather_records = 256
+        self.gather_microseconds = gather_microseconds
+
+    @property
+    def num_batches(self):
+        """Batches sent so far, each to all workers."""
+        return self.num_batches
+
+    def stop(self):
+        """Have run() return once everything is sent and executed."""
+        self.stopping = True
+        RecordQueue.get().wait(0)
+
+    def abandon(self):
+        """Have run() return now; what was not sent is lost."""
+        self.executed_records = self.sent_records
+        self.stopping = True
+
+    def run(self):
+        with nogil:
+            self.loop()
+
+    cdef void loop(self) noexcept nogil:
+        cdef RecordQueue* queue = &RecordQueue.get()
+        cdef Batch batch
+        cdef uint64_t pending
+        cdef cbool busy
+        while True:
+            self.look_at_progress(queue)
+            pending = queue.pending_records()
+            if pending == 0:
+                busy = self.executed_records < self.sent_records
+                if self.stopping and not busy:
+                    return
+                queue.flush_done()
+                # What was begun must be completed: look again soon while workers are busy.
+                queue.wait(100 if busy else 2000)
+                continue
+            if (pending < self.gather_records and not queue.flush_wanted()
+                    and self.executed_records < self.sent_records):
+                pause_for(self.gather_microseconds)
+            queue.flush_done()
+            while queue.take(self.window_words, &batch):
+                self.send(&batch, queue.bytes_issued())
+                self.look_at_progress(queue)
+
+    cdef void send(self, Batch* batch, uint64_t bytes) noexcept nogil:
+        # Data first: a worker that meets the record may then wait for it.
+        cdef vector[Transfer] transfers = Transfers.get().take()
+        cdef size_t i
+        for link in self.links:
+            for i in range(transfers.size()):
+                link.send_transfer(link.self, &transfers[i])
+            link.send(link.self, batch)
+        self.num_batches += 1
+        self.sent_records = batch.first_record + batch.records
+        self.under_way.push_back(pair[uint64_t, uint64_t](self.sent_records, bytes))
+
+    cdef void look_at_progress(self, RecordQueue* queue) noexcept nogil:
+        cdef uint64_t least = self.sent_records
+        cdef uint64_t one
+        for link in self.links:
+            link.poll(link.self)
+            one = link.executed(link.self)
+            if one < least:
+                least = one
+        if least == self.executed_records:
+            return
+        self.executed_records = least
+        cdef uint64_t bytes = 0
+        while not self.under_way.empty() and self.under_way.front().first <= least:
+            bytes = self.under_way.front().second
+            self.under_way.pop_front()
+        if bytes:
+            queue.set_executed(least, bytes)

@@ -1,0 +1,21 @@
+#include "tensor/slot.h"
+
+#include "capture/record_queue.h"
+
+namespace dtorch {
+
+Slot::~Slot() { RecordQueue::get().free_slot(id); }
+
+at::Tensor make_tensor(uint32_t slot, uint32_t sharding, c10::ScalarType dtype,
+                       c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype),
+      c10::Device(kDeviceType, 0));
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_backend_meta(c10::make_intrusive<Slot>(slot, sharding));
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  impl->set_storage_access_should_throw();
+  return tensor;
+}
+
+}  // namespace dtorch

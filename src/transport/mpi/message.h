@@ -1,0 +1,244 @@
+// The fixed parts of the messages beside the batches, and the pieces of sending that Cython
+// can't say.
+#pragma once
+
+#include <mpi.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include "sharding/parts.h"
+#include "transport/link.h"
+
+namespace dtorch {
+
+constexpr int kTagBatch = 1;
+constexpr int kTagProgress = 2;
+constexpr int kTagTransfer = 100;       // + number % kTagRange
+constexpr int kTagReply = 100 + 12000;  // + promise % kTagRange; MPI allows 32767 at least
+constexpr int kTagRange = 12000;
+constexpr size_t kPiece = size_t{1} << 30;  // one message; MPI counts are ints
+constexpr size_t kInline = 64 * 1024;       // a reply's data up to here is in its first message
+constexpr size_t kMaxDims = 64;
+constexpr size_t kTextBytes = 4096;
+
+// Opens a transfer or a reply.
+struct TensorHeader {
+  enum Status : uint32_t { kNothing = 0, kValue = 1, kFailure = 2 };
+  uint32_t status = kNothing;
+  int32_t dtype = 0;
+  int32_t dim = 0;
+  uint32_t site = 0;      // of a failure
+  int32_t worker = 0;
+  uint32_t text_bytes = 0, host_bytes = 0;
+  uint32_t padding = 0;
+  uint64_t record = 0;
+  uint64_t nbytes = 0;
+  int64_t sizes[kMaxDims];
+  int64_t strides[kMaxDims];
+};
+
+// The first message of a reply whose value has `nbytes`: header and data, or header and texts.
+inline size_t first_message_bytes(size_t nbytes) {
+  return sizeof(TensorHeader) + std::max(kTextBytes, std::min(nbytes, kInline));
+}
+
+inline void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw std::runtime_error(std::string(what) + ": " + std::string(text, length));
+}
+
+// Polls, yields, then sleeps in growing steps.
+class Backoff {
+ public:
+  explicit Backoff(int spins) : spins_(spins) {}
+  void pause() {
+    if (++step_ < spins_) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(step_ < spins_ + 40 ? 20 : 200));
+    }
+  }
+
+ private:
+  int spins_, step_ = 0;
+};
+
+// Sends under way, with what keeps their memory.
+class Outbox {
+ public:
+  void post(const void* data, size_t bytes, int rank, int tag, MPI_Comm comm) {
+    Pending& pending = pending_.back();
+    const char* at = static_cast<const char*>(data);
+    do {
+      const size_t piece = std::min(bytes, kPiece);
+      pending.requests.emplace_back();
+      check_mpi(MPI_Isend(at, static_cast<int>(piece), MPI_BYTE, rank, tag, comm,
+                          &pending.requests.back()), "MPI_Isend");
+      at += piece;
+      bytes -= piece;
+    } while (bytes > 0);
+  }
+  void keep_batch(const Batch& batch) { pending_.emplace_back().batch = batch; }
+  char* keep_bytes(size_t size) {
+    pending_.emplace_back().bytes.resize(size);
+    return pending_.back().bytes.data();
+  }
+  void keep_tensor(const at::Tensor& tensor) { pending_.emplace_back().tensor = tensor; }
+
+  // Completes what has been sent; returns what is left.
+  size_t poll() {
+    while (!pending_.empty()) {
+      auto& requests = pending_.front().requests;
+      int done = 1;
+      if (!requests.empty()) {
+        check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done,
+                              MPI_STATUSES_IGNORE), "MPI_Testall");
+      }
+      if (!done) break;
+      pending_.pop_front();
+    }
+    return pending_.size();
+  }
+  void drain() {
+    Backoff backoff(200);
+    while (poll() > 0) backoff.pause();
+  }
+
+ private:
+  struct Pending {
+    std::vector<MPI_Request> requests;
+    Batch batch;
+    std::vector<char> bytes;
+    at::Tensor tensor;
+  };
+  std::deque<Pending> pending_;
+};
+
+// Header and data of a dense tensor (undefined: this rank has no part) as messages.
+inline void post_tensor(Outbox& outbox, const at::Tensor& tensor, int rank, int tag, MPI_Comm comm) {
+  TensorHeader header{};
+  header.status = tensor.defined() ? TensorHeader::kValue : TensorHeader::kNothing;
+  if (tensor.defined()) {
+    TORCH_CHECK(tensor.dim() <= static_cast<int64_t>(kMaxDims), "a tensor of ", tensor.dim(),
+                " dims; at most ", kMaxDims, " can be sent");
+    header.dtype = static_cast<int32_t>(tensor.scalar_type());
+    header.dim = static_cast<int32_t>(tensor.dim());
+    header.nbytes = tensor.nbytes();
+    std::copy(tensor.sizes().begin(), tensor.sizes().end(), header.sizes);
+    std::copy(tensor.strides().begin(), tensor.strides().end(), header.strides);
+  }
+  char* bytes = outbox.keep_bytes(sizeof header);
+  std::memcpy(bytes, &header, sizeof header);
+  outbox.post(bytes, sizeof header, rank, tag, comm);
+  if (header.nbytes == 0) return;
+  outbox.keep_tensor(tensor);
+  outbox.post(tensor.const_data_ptr(), header.nbytes, rank, tag, comm);
+}
+
+inline void receive_bytes(void* data, size_t bytes, int rank, int tag, MPI_Comm comm, Outbox& outbox,
+                          int spins) {
+  char* at = static_cast<char*>(data);
+  do {
+    const size_t piece = std::min(bytes, kPiece);
+    MPI_Request request;
+    check_mpi(MPI_Irecv(at, static_cast<int>(piece), MPI_BYTE, rank, tag, comm, &request), "MPI_Irecv");
+    Backoff backoff(spins);
+    int done = 0;
+    while (true) {
+      check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      if (done) break;
+      outbox.poll();  // others may wait for what this rank forwards
+      backoff.pause();
+    }
+    at += piece;
+    bytes -= piece;
+  } while (bytes > 0);
+}
+
+inline at::Tensor receive_tensor(int rank, int tag, MPI_Comm comm, Outbox& outbox, int spins) {
+  TensorHeader header;
+  receive_bytes(&header, sizeof header, rank, tag, comm, outbox, spins);
+  if (header.status != TensorHeader::kValue) return {};
+  const size_t dim = static_cast<size_t>(header.dim);
+  auto tensor = at::empty_strided({header.sizes, dim}, {header.strides, dim},
+                                  at::TensorOptions().dtype(static_cast<c10::ScalarType>(header.dtype)));
+  if (header.nbytes > 0) {
+    receive_bytes(tensor.mutable_data_ptr(), header.nbytes, rank, tag, comm, outbox, spins);
+  }
+  return tensor;
+}
+
+// A reply as one block: header, texts, data as far as `room` allows. Returns bytes written.
+inline size_t write_reply(const Reply& reply, int worker, char* block, size_t room) {
+  TensorHeader header{};
+  header.worker = worker;
+  size_t used = sizeof header;
+  if (reply.failure) {
+    header.status = TensorHeader::kFailure;
+    header.site = reply.failure->site;
+    header.record = reply.failure->record;
+    header.worker = reply.failure->worker;
+    header.host_bytes = static_cast<uint32_t>(std::min<size_t>(reply.failure->host.size(), 256));
+    header.text_bytes = static_cast<uint32_t>(
+        std::min(reply.failure->text.size(), kTextBytes - header.host_bytes));
+    std::memcpy(block + used, reply.failure->text.data(), header.text_bytes);
+    used += header.text_bytes;
+    std::memcpy(block + used, reply.failure->host.data(), header.host_bytes);
+    used += header.host_bytes;
+  } else if (reply.value.defined()) {
+    header.status = TensorHeader::kValue;
+    header.dtype = static_cast<int32_t>(reply.value.scalar_type());
+    header.dim = static_cast<int32_t>(reply.value.dim());
+    header.nbytes = reply.value.nbytes();
+    std::copy(reply.value.sizes().begin(), reply.value.sizes().end(), header.sizes);
+    if (used + header.nbytes <= room) {
+      if (header.nbytes) std::memcpy(block + used, reply.value.const_data_ptr(), header.nbytes);
+      used += header.nbytes;
+    }
+  }
+  std::memcpy(block, &header, sizeof header);
+  return used;
+}
+
+// The reply in a block. Where the data did not fit, `*rest` are the bytes still to come into
+// the value's memory.
+inline Reply read_reply(const char* block, size_t room, size_t* rest) {
+  TensorHeader header;
+  std::memcpy(&header, block, sizeof header);
+  *rest = 0;
+  Reply reply;
+  if (header.status == TensorHeader::kFailure) {
+    auto failure = std::make_shared<Failure>();
+    failure->text.assign(block + sizeof header, header.text_bytes);
+    failure->host.assign(block + sizeof header + header.text_bytes, header.host_bytes);
+    failure->site = header.site;
+    failure->record = header.record;
+    failure->worker = header.worker;
+    reply.failure = failure;
+  } else if (header.status == TensorHeader::kValue) {
+    reply.value = at::empty({header.sizes, static_cast<size_t>(header.dim)},
+                            at::TensorOptions().dtype(static_cast<c10::ScalarType>(header.dtype)));
+    if (sizeof header + header.nbytes <= room) {
+      if (header.nbytes) std::memcpy(reply.value.mutable_data_ptr(), block + sizeof header, header.nbytes);
+    } else {
+      *rest = header.nbytes;
+    }
+  }
+  return reply;
+}
+
+}  // namespace dtorch

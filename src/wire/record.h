@@ -1,0 +1,75 @@
+// The record format: what rank 0 writes and every worker reads.
+//
+// A batch is a run of records. A record is a run of 32-bit words in host byte order:
+//
+//   word 0   length of the record in words, this one included
+//   word 1   kind (low 16 bits) | count (high 16 bits; its meaning depends on the kind)
+//   word 2   operator number, or another number of the kind
+//   word 3   call-site number: where in the user's program it was issued
+//   then     values, each opened by a word: tag (high 8 bits) | payload (low 24 bits)
+//
+// Nothing in a record is a pointer, and nothing is ever unpickled.
+#pragma once
+
+#include <cstdint>
+
+namespace dtorch {
+
+constexpr uint32_t kHeaderWords = 4;
+constexpr uint32_t kMaxSlots = 1u << 24;  // a slot number fits a tag's payload
+constexpr uint32_t kNoSlot = kMaxSlots - 1;
+// Set in an operator's count: each output slot is followed by its sharding's number.
+constexpr uint32_t kShardedOperator = 1u << 15;
+
+enum class Kind : uint16_t {
+  kOperator = 1,      // count: arguments; then the outputs
+  kFree = 2,          // word 2: slot
+  kDefineOperator = 3,  // word 2: number; values: name, overload
+  kDefineSite = 4,    // word 2: number; values: text
+  kDefineMesh = 5,    // word 2: number; values: shape, workers
+  kDefineSharding = 6,  // word 2: number; values: mesh number, placements as int list
+  kUpload = 7,        // word 2: slot; values: dtype, sizes, sharding, bytes | transfer number
+  kGet = 8,           // word 2: slot; values: promise, sharding
+  kSync = 9,          // values: promise
+  kRedistribute = 10,  // word 2: input slot; values: output slot, dtype, sizes, from, to
+  kDescribe = 11,     // word 2: slot; values: promise. Replies with the tensor's metadata
+  kPythonKernel = 12,  // values: name, packed arguments, sharding, then dtype, sizes an output
+  kShutdown = 13,
+};
+
+enum class Tag : uint8_t {
+  kNone = 0,
+  kSlot = 1,          // payload: slot
+  kSmallInt = 2,      // payload: a signed 24-bit integer
+  kInt = 3,           // two words
+  kDouble = 4,        // two words
+  kBool = 5,          // payload
+  kComplex = 6,       // four words
+  kIntList = 7,       // payload: count; two words an element
+  kDoubleList = 8,    // payload: count; two words an element
+  kBoolList = 9,      // payload: count; a word an element
+  kSlotList = 10,     // payload: count; a slot word an element
+  kOptionalSlotList = 11,  // the same, kNoSlot for None
+  kScalarList = 12,   // payload: count; a tagged value an element
+  kString = 13,       // payload: bytes; padded to words
+  kDevice = 14,       // the worker's own device
+  kHostDevice = 15,   // the CPU
+  kScalarTensor = 16,  // payload: dtype | wrapped << 8; then a tagged value
+  kGenerator = 17,    // four words: seed, offset
+  kLocalSizes = 18,   // payload: count; a sharding word; two words an element: a global size
+  kOutput = 19,       // payload: slot that takes a returned tensor
+  kOutputList = 20,   // payload: count; a slot word an element
+  kOutputIgnored = 21,  // a return that needs no slot
+};
+
+// How a value comes back (the home of its promise).
+enum class Home : uint8_t { kMemory = 0, kShared = 1, kNetwork = 2 };
+
+// A promise as it travels: a kind and a name; the worker rebuilds the object from it.
+struct PromiseName {
+  Home home = Home::kMemory;
+  uint32_t id = 0;        // unique among the outstanding ones
+  uint64_t place = 0;     // kShared: byte offset of this reply's block in rank 0's window
+};
+
+}  // namespace dtorch

@@ -1,0 +1,142 @@
+// Values of a record as arguments of a LibTorch call on this worker.
+#pragma once
+
+#include "worker/state.h"
+
+namespace dtorch {
+
+// What stands in the way of the call, if anything.
+struct Obstacle {
+  FailurePtr failure;
+  bool absent = false;
+};
+
+inline uint64_t mixed_seed(uint64_t seed, uint64_t offset) {
+  uint64_t mixed = seed + 0x9e3779b97f4a7c15ull * (offset + 1);
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ull;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebull;
+  return mixed ^ (mixed >> 31);
+}
+
+class ArgumentDecoder {
+ public:
+  ArgumentDecoder(WorkerState& state, Reader& reader) : state_(state), reader_(reader) {}
+
+  // Appends `count` arguments to the stack. Raises WireError.
+  Obstacle decode(uint32_t count, Stack* stack) {
+    for (uint32_t i = 0; i < count; ++i) stack->push_back(argument());
+    return std::move(obstacle_);
+  }
+
+ private:
+  at::Tensor tensor(uint32_t slot) {
+    if (slot == kNoSlot) return {};
+    auto& entry = state_.known_slot(slot);
+    if (C10_UNLIKELY(entry.state != SlotEntry::State::kTensor)) {
+      if (entry.state == SlotEntry::State::kFailed) obstacle_.failure = entry.failure;
+      if (entry.state == SlotEntry::State::kAbsent) obstacle_.absent = true;
+      return {};
+    }
+    if (C10_UNLIKELY(!state_.spoiled.empty()) && entry.tensor.has_storage()) {
+      auto found = state_.spoiled.find(entry.tensor.storage().unsafeGetStorageImpl());
+      if (found != state_.spoiled.end()) obstacle_.failure = found->second.second;
+    }
+    return entry.tensor;
+  }
+
+  c10::IValue argument() {
+    uint32_t payload;
+    switch (reader_.peek()) {
+      case Tag::kNone: reader_.word(); return {};
+      case Tag::kSlot: reader_.tag(&payload); return tensor(payload);
+      case Tag::kSmallInt:
+      case Tag::kInt: return reader_.int_value();
+      case Tag::kDouble: reader_.word(); return reader_.two_words<double>();
+      case Tag::kBool: reader_.tag(&payload); return payload != 0;
+      case Tag::kComplex: return reader_.scalar().toComplexDouble();
+      case Tag::kIntList: {
+        const auto values = reader_.int_list();
+        return c10::IValue(c10::IntArrayRef(values));
+      }
+      case Tag::kDoubleList: {
+        const uint32_t count = reader_.expect(Tag::kDoubleList);
+        reader_.need(uint64_t{count} * 2);
+        c10::List<double> list;
+        for (uint32_t i = 0; i < count; ++i) list.push_back(reader_.two_words<double>());
+        return list;
+      }
+      case Tag::kBoolList: {
+        const uint32_t count = reader_.expect(Tag::kBoolList);
+        reader_.need(count);
+        c10::List<bool> list;
+        for (uint32_t i = 0; i < count; ++i) list.push_back(reader_.word() != 0);
+        return list;
+      }
+      case Tag::kSlotList: {
+        const uint32_t count = reader_.expect(Tag::kSlotList);
+        reader_.need(count);
+        c10::List<at::Tensor> list;
+        list.reserve(count);
+        for (uint32_t i = 0; i < count; ++i) list.push_back(tensor(reader_.word()));
+        return list;
+      }
+      case Tag::kOptionalSlotList: {
+        const uint32_t count = reader_.expect(Tag::kOptionalSlotList);
+        reader_.need(count);
+        c10::List<std::optional<at::Tensor>> list;
+        for (uint32_t i = 0; i < count; ++i) {
+          const uint32_t slot = reader_.word();
+          list.push_back(slot == kNoSlot ? std::nullopt : std::optional(tensor(slot)));
+        }
+        return list;
+      }
+      case Tag::kScalarList: {
+        const uint32_t count = reader_.expect(Tag::kScalarList);
+        reader_.need(count);
+        c10::List<c10::Scalar> list;
+        for (uint32_t i = 0; i < count; ++i) list.push_back(reader_.scalar());
+        return list;
+      }
+      case Tag::kString: return std::string(reader_.string());
+      case Tag::kDevice: reader_.word(); return state_.device;
+      case Tag::kHostDevice: reader_.word(); return c10::Device(c10::kCPU);
+      case Tag::kScalarTensor: {
+        reader_.tag(&payload);
+        const uint32_t dtype = payload & 0xff;
+        if (dtype >= static_cast<uint32_t>(c10::ScalarType::Undefined)) Reader::fail("an unknown dtype");
+        auto value = at::scalar_tensor(
+            reader_.scalar(), at::TensorOptions().dtype(static_cast<c10::ScalarType>(dtype)));
+        value.unsafeGetTensorImpl()->set_wrapped_number((payload >> 8 & 1) != 0);
+        return value;
+      }
+      case Tag::kGenerator: {
+        reader_.word();
+        const auto seed = reader_.two_words<uint64_t>();
+        const auto offset = reader_.two_words<uint64_t>();
+        state_.generator.set_current_seed(mixed_seed(seed, offset));
+        return state_.generator;
+      }
+      case Tag::kLocalSizes: {
+        const uint32_t count = reader_.expect(Tag::kLocalSizes);
+        const uint32_t number = reader_.word();
+        const auto sizes = reader_.raw_ints(count);
+        if (number == 0) return c10::IValue(c10::IntArrayRef(sizes));
+        const auto sharding = state_.sharding(number);
+        const auto* member = state_.member(*sharding->mesh);
+        if (member == nullptr) {
+          obstacle_.absent = true;
+          return {};
+        }
+        return c10::IValue(c10::IntArrayRef(
+            local_sizes(sizes, sharding->mesh->shape, sharding->placements, member->coordinate)));
+      }
+      default: Reader::fail("a tag that opens no argument");
+    }
+  }
+
+  WorkerState& state_;
+  Reader& reader_;
+  Obstacle obstacle_;
+};
+
+}  // namespace dtorch

@@ -1,0 +1,446 @@
+// What Cython can't say: C++ exceptions caught without the GIL, and the pieces of a record's
+// execution that throw. Each returns false and fills `failure` instead of throwing.
+#pragma once
+
+#include <unordered_set>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+
+#include "sharding/parts.h"
+#include "worker/arguments.h"
+
+namespace dtorch {
+
+inline std::string described(const at::Tensor& tensor, uint32_t sharding) {
+  if (!tensor.defined()) return "None";
+  std::ostringstream text;
+  text << c10::toString(tensor.scalar_type()) << tensor.sizes();
+  if (sharding != 0) {
+    if (auto found = ShardingTable::get().sharding(sharding)) text << " " << to_string(found->placements);
+  }
+  return text.str();
+}
+
+// LibTorch appends a C++ backtrace after the first line or "Exception raised from".
+inline std::string first_part(const char* what) {
+  std::string text(what);
+  const size_t end = text.find("\nException raised from");
+  return end == std::string::npos ? text : text.substr(0, end);
+}
+
+inline FailurePtr make_failure(WorkerState& state, const std::string& text) {
+  auto failure = std::make_shared<Failure>();
+  failure->text = text;
+  failure->site = state.site;
+  failure->record = state.record;
+  failure->worker = state.worker;
+  failure->host = state.host;
+  state.unreported.push_back(failure);
+  return failure;
+}
+
+inline std::string message_of(const std::exception& error) {
+  if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error)) {
+    return first_part(c10_error->what_without_backtrace());
+  }
+  return first_part(error.what());
+}
+
+// Decodes an operator record and calls LibTorch; results are left on state.stack.
+// absent: this worker is not part of it.
+inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number,
+                          FailurePtr* failure, bool* absent) {
+  state.stack.clear();
+  const c10::OperatorHandle& op = state.op(number);
+  if (count != op.schema().arguments().size()) Reader::fail("another number of arguments than the operator has");
+  Obstacle obstacle = ArgumentDecoder(state, reader).decode(count, &state.stack);
+  if (C10_UNLIKELY(obstacle.absent || obstacle.failure)) {
+    *absent = obstacle.absent;
+    *failure = std::move(obstacle.failure);
+    return false;
+  }
+  try {
+    op.callBoxed(state.stack);
+    ++state.num_operators;
+    return true;
+  } catch (const std::exception& error) {
+    std::string text = op.schema().name();
+    if (!op.schema().overload_name().empty()) text += "." + op.schema().overload_name();
+    *failure = make_failure(state, text + "\x1f" + message_of(error));
+  }
+  return false;
+}
+
+// The operator's tensor arguments in words, decoded again for the error text.
+inline std::string arguments_in_words(WorkerState& state, Reader reader, uint32_t count) {
+  std::string text;
+  for (uint32_t i = 0; i < count && !reader.done(); ++i) {
+    const Tag tag = reader.peek();
+    if (tag == Tag::kSlot) {
+      uint32_t slot;
+      reader.tag(&slot);
+      if (slot == kNoSlot) continue;
+      auto& entry = state.known_slot(slot);
+      text += (text.empty() ? "" : ", ") + described(entry.tensor, entry.sharding);
+    } else if (tag == Tag::kSlotList || tag == Tag::kOptionalSlotList) {
+      uint32_t length;
+      reader.tag(&length);
+      text += (text.empty() ? "" : ", ") + std::string("[") + std::to_string(length) + " tensors]";
+      for (uint32_t k = 0; k < length; ++k) reader.word();
+    } else {
+      Stack ignored;
+      ArgumentDecoder(state, reader).decode(1, &ignored);
+    }
+  }
+  return text;
+}
+
+// Puts the call's results, or its failure, where the record says.
+inline void store_outputs(WorkerState& state, Reader& reader, const FailurePtr& failure, bool absent,
+                          bool sharded) {
+  size_t next = 0;
+  c10::SmallVector<SlotEntry*, 8> stored;
+  const bool have = !failure && !absent;
+  const auto store = [&](uint32_t number, const at::Tensor* value) {
+    auto& entry = state.slot(number);
+    entry.sharding = 0;
+    if (C10_LIKELY(have)) {
+      entry.tensor = *value;
+      entry.state = SlotEntry::State::kTensor;
+      entry.failure = nullptr;
+    } else {
+      entry.tensor = at::Tensor();
+      entry.failure = failure;
+      entry.state = absent ? SlotEntry::State::kAbsent : SlotEntry::State::kFailed;
+    }
+    if (C10_UNLIKELY(sharded)) entry.sharding = reader.word();
+  };
+  while (!reader.done()) {
+    uint32_t payload;
+    const Tag tag = reader.tag(&payload);
+    if (have && next >= state.stack.size()) Reader::fail("more outputs than the operator returns");
+    const c10::IValue* value = have ? &state.stack[next++] : nullptr;
+    if (tag == Tag::kOutput) {
+      if (have && !value->isTensor()) Reader::fail("a slot for what is no tensor");
+      store(payload, have ? &value->toTensor() : nullptr);
+    } else if (tag == Tag::kOutputList) {
+      if (have && (!value->isTensorList() || value->toListRef().size() != payload)) {
+        Reader::fail("a list of outputs of another length than the operator returns");
+      }
+      for (uint32_t i = 0; i < payload; ++i) {
+        store(reader.word(), have ? &value->toListRef()[i].toTensor() : nullptr);
+      }
+    } else if (tag != Tag::kOutputIgnored) {
+      Reader::fail("a tag that opens no output");
+    }
+  }
+}
+
+// A failed in-place operator leaves its argument's memory, and every view of it, without a
+// value.
+inline void spoil_written(WorkerState& state, Reader reader, uint32_t count, uint32_t number,
+                          const FailurePtr& failure) {
+  const auto& schema = state.op(number).schema();
+  if (!schema.is_mutable()) return;
+  const auto spoil = [&](uint32_t slot) {
+    if (slot == kNoSlot) return;
+    auto& entry = state.known_slot(slot);
+    if (entry.state != SlotEntry::State::kTensor) return;
+    if (entry.tensor.has_storage()) {
+      const auto& storage = entry.tensor.storage();
+      state.spoiled.emplace(storage.unsafeGetStorageImpl(), std::make_pair(storage, failure));
+    }
+    entry.state = SlotEntry::State::kFailed;
+    entry.failure = failure;
+  };
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    const bool written = alias != nullptr && alias->isWrite();
+    const Tag tag = reader.peek();
+    uint32_t payload;
+    if (tag == Tag::kSlot) {
+      reader.tag(&payload);
+      if (written) spoil(payload);
+    } else if (tag == Tag::kSlotList || tag == Tag::kOptionalSlotList) {
+      reader.tag(&payload);
+      for (uint32_t k = 0; k < payload; ++k) {
+        const uint32_t slot = reader.word();
+        if (written) spoil(slot);
+      }
+    } else {
+      Stack ignored;
+      ArgumentDecoder(state, reader).decode(1, &ignored);
+    }
+  }
+}
+
+// ---- the other records ----------------------------------------------------------------------
+
+inline void run_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number) {
+  const bool sharded = (count & kShardedOperator) != 0;
+  count &= kShardedOperator - 1;
+  FailurePtr failure;
+  bool absent = false;
+  const Reader arguments = reader;
+  if (C10_LIKELY(call_operator(state, reader, count, number, &failure, &absent))) {
+    store_outputs(state, reader, nullptr, false, sharded);
+    return;
+  }
+  if (failure) {
+    const size_t cut = failure->text.find('\x1f');
+    if (cut != std::string::npos) {
+      auto& text = const_cast<Failure&>(*failure).text;  // made just now, seen by nobody
+      text = text.substr(0, cut) + "(" + arguments_in_words(state, arguments, count) + "): " +
+             text.substr(cut + 1);
+    }
+    spoil_written(state, arguments, count, number, failure);
+  }
+  store_outputs(state, reader, failure, absent, sharded);
+}
+
+inline void define_operator(WorkerState& state, Reader& reader, uint32_t number) {
+  constexpr uint32_t kMost = 1 << 15;
+  const std::string name(reader.string()), overload(reader.string());
+  if (number >= kMost) Reader::fail("an operator number beyond what PyTorch has");
+  auto op = c10::Dispatcher::singleton().findOp({name, overload});
+  if (!op || !op->hasSchema()) Reader::fail(("operator " + name + ", which is not registered").c_str());
+  if (number >= state.operators.size()) state.operators.resize(number + 64);
+  state.operators[number] = *op;
+}
+
+inline void define_mesh(WorkerState& state, Reader& reader, uint32_t number) {
+  const auto shape = reader.int_list(), workers = reader.int_list();
+  auto& table = ShardingTable::get();
+  try {
+    table.define_mesh(number, {shape.begin(), shape.end()}, {workers.begin(), workers.end()});
+    const auto mesh = table.mesh(number);
+    MeshMember member;
+    member.coordinate = coordinate_of(*mesh, state.worker);
+    if (member.coordinate.empty()) return;
+    for (size_t axis = 0; axis < mesh->shape.size(); ++axis) {
+      int64_t stride = 1;
+      for (size_t inner = axis + 1; inner < mesh->shape.size(); ++inner) stride *= mesh->shape[inner];
+      int64_t origin = 0, outer = 1;
+      for (size_t a = mesh->shape.size(); a-- > 0; outer *= mesh->shape[a]) {
+        if (a != axis) origin += member.coordinate[a] * outer;
+      }
+      std::vector<int32_t> line;
+      for (int64_t i = 0; i < mesh->shape[axis]; ++i) line.push_back(mesh->workers[origin + i * stride]);
+      member.groups.push_back(state.make_group(line, static_cast<int>(member.coordinate[axis])));
+    }
+    state.members[number] = std::move(member);
+  } catch (const WireError&) {
+    throw;
+  } catch (const std::exception& error) {
+    make_failure(state, std::string("making a mesh: ") + message_of(error));
+  }
+}
+
+inline void define_sharding(WorkerState& state, Reader& reader, uint32_t number) {
+  const uint32_t mesh = reader.word();
+  const auto placements = reader.int_list();
+  try {
+    ShardingTable::get().define_sharding(number, mesh, {placements.begin(), placements.end()});
+  } catch (const std::exception& error) {
+    Reader::fail(error.what());
+  }
+}
+
+inline void free_slot(WorkerState& state, uint32_t number) {
+  auto& entry = state.slot(number);
+  entry.tensor = at::Tensor();
+  entry.failure = nullptr;
+  entry.state = SlotEntry::State::kEmpty;
+}
+
+inline void put_tensor(WorkerState& state, uint32_t number, at::Tensor tensor, uint32_t sharding) {
+  auto& entry = state.slot(number);
+  entry.state = tensor.defined() ? SlotEntry::State::kTensor : SlotEntry::State::kAbsent;
+  entry.tensor = std::move(tensor);
+  entry.failure = nullptr;
+  entry.sharding = sharding;
+}
+
+inline void put_failure(WorkerState& state, uint32_t number, const FailurePtr& failure) {
+  auto& entry = state.slot(number);
+  entry.state = SlotEntry::State::kFailed;
+  entry.tensor = at::Tensor();
+  entry.failure = failure;
+}
+
+inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
+  const auto dtype = reader.dtype();
+  const auto sizes = reader.int_list(), strides = reader.int_list();
+  const uint32_t sharding = reader.word();
+  at::Tensor part;
+  if (reader.peek() == Tag::kString) {
+    const auto bytes = reader.string();
+    if (sizes.size() != strides.size()) Reader::fail("sizes and strides of different lengths");
+    uint64_t elements = 1;
+    for (int64_t size : sizes) {
+      if (size < 0 || size > (1 << 20)) Reader::fail("an inline tensor of a wild size");
+      elements *= static_cast<uint64_t>(size);
+      if (elements > (1 << 20)) Reader::fail("an inline tensor of a wild size");
+    }
+    int64_t span = elements ? 1 : 0;
+    for (size_t d = 0; d < sizes.size() && elements; ++d) {
+      if (strides[d] < 0 || strides[d] > (1 << 20)) Reader::fail("an inline tensor of wild strides");
+      span += (sizes[d] - 1) * strides[d];
+    }
+    if (elements * c10::elementSize(dtype) != bytes.size() || span > static_cast<int64_t>(elements)) {
+      Reader::fail("an inline tensor whose bytes do not fit its sizes");
+    }
+    part = at::empty_strided(sizes, strides, at::TensorOptions().dtype(dtype));
+    std::memcpy(part.mutable_data_ptr(), bytes.data(), bytes.size());
+  } else {
+    const auto transfer = static_cast<uint64_t>(reader.int_value());
+    if (!link.fetch(link.self, transfer, &part)) Reader::fail("a transfer that never came");
+  }
+  if (part.defined() && !state.device.is_cpu()) part = part.to(state.device);
+  put_tensor(state, number, std::move(part), sharding);
+}
+
+inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number, bool into) {
+  const uint32_t output = reader.expect(Tag::kOutput);
+  const auto dtype = reader.dtype();
+  const auto sizes = reader.int_list();
+  const uint32_t from_number = reader.word(), to_number = reader.word();
+  const auto to = state.sharding(to_number);
+  const auto from = from_number == 0 ? nullptr : state.sharding(from_number);
+  const Mesh& mesh = *to->mesh;
+  const Placements replicated(mesh.shape.size(), Placement::replicate());
+  const Placements& before = from ? from->placements : replicated;
+  if (from && from->mesh != to->mesh && from->mesh->workers != mesh.workers) {
+    Reader::fail("a redistribution between meshes");
+  }
+  const MeshMember* member = state.member(mesh);
+  if (member == nullptr) {
+    put_tensor(state, output, {}, to_number);
+    return;
+  }
+  check_placements(sizes.size(), mesh.shape, before);
+  check_placements(sizes.size(), mesh.shape, to->placements);
+  auto& input = state.known_slot(number);
+  FailurePtr failure = input.failure;
+  at::Tensor local = input.tensor;
+  if (input.state == SlotEntry::State::kTensor && !state.spoiled.empty() && local.has_storage()) {
+    auto found = state.spoiled.find(local.storage().unsafeGetStorageImpl());
+    if (found != state.spoiled.end()) failure = found->second.second;
+  }
+  try {
+    if (failure || !local.defined()) {
+      // Others may be in the collective already: take part with anything of the right shape.
+      local = at::zeros(local_sizes(sizes, mesh.shape, before, member->coordinate),
+                        at::TensorOptions().dtype(dtype).device(state.device));
+    }
+    auto result = redistribute(local, sizes, mesh, *member, before, to->placements);
+    if (failure) {
+      put_failure(state, output, failure);
+    } else if (into) {
+      state.known_slot(output).tensor.copy_(result);
+    } else {
+      if (result.is_same(local)) result = result.clone();
+      put_tensor(state, output, std::move(result), to_number);
+    }
+  } catch (const WireError&) {
+    throw;
+  } catch (const std::exception& error) {
+    put_failure(state, output, make_failure(state, "redistribute: " + message_of(error)));
+  }
+}
+
+// A failure that no live value leads to any more: reported at the next read or sync.
+inline FailurePtr take_orphan(WorkerState& state) {
+  for (auto it = state.unreported.begin(); it != state.unreported.end(); ++it) {
+    if (it->use_count() > 1) continue;
+    FailurePtr orphan = *it;
+    state.unreported.erase(it);
+    return orphan;
+  }
+  return nullptr;
+}
+
+inline void mark_reported(WorkerState& state, const FailurePtr& failure) {
+  std::erase(state.unreported, failure);
+}
+
+inline void get_value(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
+  const PromiseName promise = reader.promise();
+  const uint32_t sharding_number = reader.word();
+  bool wanted = state.worker == 0;
+  if (sharding_number != 0) {
+    const auto sharding = state.sharding(sharding_number);
+    const MeshMember* member = state.member(*sharding->mesh);
+    if (member == nullptr) return;
+    wanted = is_needed(sharding->placements, member->coordinate);
+  }
+  auto& entry = state.known_slot(number);
+  Reply reply;
+  reply.failure = entry.failure;
+  if (!reply.failure && entry.state == SlotEntry::State::kTensor && !state.spoiled.empty() &&
+      entry.tensor.has_storage()) {
+    auto found = state.spoiled.find(entry.tensor.storage().unsafeGetStorageImpl());
+    if (found != state.spoiled.end()) reply.failure = found->second.second;
+  }
+  if (!reply.failure) {
+    reply.failure = take_orphan(state);
+  } else {
+    mark_reported(state, reply.failure);
+  }
+  if (!reply.failure && wanted && entry.tensor.defined()) {
+    try {
+      auto value = entry.tensor.resolve_conj().resolve_neg().to(c10::kCPU).contiguous();
+      // A snapshot: what follows in the stream may write to the tensor.
+      reply.value = value.is_alias_of(entry.tensor) ? value.clone() : value;
+    } catch (const std::exception& error) {
+      reply.failure = make_failure(state, "reading a value: " + message_of(error));
+      mark_reported(state, reply.failure);
+    }
+  }
+  link.reply(link.self, &promise, &reply);
+}
+
+// Bytes and number of the tensors that slots hold; memory that several share counts once.
+inline void live_memory(const WorkerState& state, int64_t* bytes, int64_t* tensors) {
+  std::unordered_set<const c10::StorageImpl*> seen;
+  for (const auto& entry : state.slots) {
+    if (!entry.tensor.defined()) continue;
+    ++*tensors;
+    if (!entry.tensor.has_storage()) continue;
+    const auto& storage = entry.tensor.storage();
+    if (seen.insert(storage.unsafeGetStorageImpl()).second) *bytes += storage.nbytes();
+  }
+}
+
+// The metadata of a slot as an int64 tensor: dtype, dim, offset, sizes, strides; empty for an
+// undefined tensor.
+inline void describe_slot(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
+  const PromiseName promise = reader.promise();
+  auto& entry = state.known_slot(number);
+  Reply reply;
+  reply.failure = entry.failure;
+  if (reply.failure) mark_reported(state, reply.failure);
+  std::vector<int64_t> words;
+  if (!reply.failure && entry.tensor.defined()) {
+    const auto& tensor = entry.tensor;
+    words = {static_cast<int64_t>(tensor.scalar_type()), tensor.dim(), tensor.storage_offset()};
+    words.insert(words.end(), tensor.sizes().begin(), tensor.sizes().end());
+    words.insert(words.end(), tensor.strides().begin(), tensor.strides().end());
+  }
+  reply.value = at::tensor(words, at::kLong);
+  link.reply(link.self, &promise, &reply);
+}
+
+inline void sync(WorkerState& state, const WorkerLink& link, Reader& reader) {
+  const PromiseName promise = reader.promise();
+  Reply reply;
+  if (!state.unreported.empty()) {
+    reply.failure = state.unreported.front();
+    state.unreported.erase(state.unreported.begin());
+  }
+  link.reply(link.self, &promise, &reply);
+}
+
+}  // namespace dtorch
