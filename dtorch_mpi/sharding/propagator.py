@@ -284,6 +284,12 @@ def _is_valid_for_mesh(op, call: Call, choice: Choice) -> bool:
     for source, output in zip(call.returned, choice.outputs, strict=True):
         if source is not None and output != choice.inputs[source]:
             return False
+    if not op.is_view and any(
+        isinstance(p, Partial) and p.reduce_op not in ("sum", "avg")
+        for wanted in choice.inputs
+        for p in wanted
+    ):
+        return False
     if op in _NO_AVERAGE and any(
         isinstance(p, Partial) and p.reduce_op == "avg" for p in choice.outputs[0]
     ):

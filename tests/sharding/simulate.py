@@ -61,7 +61,9 @@ def share(full, mesh_shape, placements, coordinate):
         coordinate,
     )
     for length, placement, index in zip(mesh_shape, placements, coordinate, strict=True):
-        if isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg"):
+        if placement == Partial("max"):
+            local = local - index
+        elif isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg"):
             part = 1.5 if index == 0 else -0.5 / (length - 1)
             local = local * part if length > 1 else local
             if placement.reduce_op == "avg":
