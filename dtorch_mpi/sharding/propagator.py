@@ -224,7 +224,7 @@ def _choose_for_mesh(op, args, kwargs, call: Call, num_outputs: int) -> Choice |
     error = None
     mesh = call.mesh
     for number in range(mesh.ndim + 1):
-        best, best_cost = None, float("inf")
+        best, best_cost = None, (float("inf"), 0)
         for axes in itertools.combinations(range(mesh.ndim), number):
             given = [_replicated_on(i, axes) for i in call.inputs]
             try:
@@ -238,7 +238,9 @@ def _choose_for_mesh(op, args, kwargs, call: Call, num_outputs: int) -> Choice |
             for choice in offers:
                 if not _is_valid_for_mesh(op, call, choice):
                     continue
-                cost = choice_cost(call, choice)
+                # Of equals, the one whose outputs lie most like their inputs: a new tensor
+                # is mostly filled from the one it was made after.
+                cost = choice_cost(call, choice), _num_replicated(choice)
                 if cost < best_cost:
                     best, best_cost = choice, cost
         if best is not None:
@@ -246,6 +248,10 @@ def _choose_for_mesh(op, args, kwargs, call: Call, num_outputs: int) -> Choice |
     if error is not None:
         raise error
     return None
+
+
+def _num_replicated(choice: Choice) -> int:
+    return sum(isinstance(p, Replicate) for placements in choice.outputs for p in placements or ())
 
 
 def _replicated_on(given: ShardedMeta, axes: tuple[int, ...]) -> ShardedMeta:
