@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from importlib.metadata import PackageNotFoundError, version
+
+from dtorch_mpi.version import __version__
 
 USAGE = """\
 usage: python -m dtorch_mpi run    SCRIPT [ARGS ...]
@@ -17,7 +18,7 @@ def _parsers():
     top = argparse.ArgumentParser(
         prog="python -m dtorch_mpi", usage=USAGE[len("usage: "):], allow_abbrev=False,
         description="Run one PyTorch program on all ranks of an MPI job.")
-    top.add_argument("--version", action="version", version=_version())
+    top.add_argument("--version", action="version", version=f"dtorch-mpi {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="{run,launch}")
     commands.add_parser(
         "run", add_help=False,
@@ -87,13 +88,6 @@ def _split(argv):
             break
         index += 2 if word in ("-n", "--launcher") else 1
     return argv[:index], argv[index:]
-
-
-def _version():
-    try:
-        return f"dtorch-mpi {version('dtorch-mpi')}"
-    except PackageNotFoundError:
-        return "dtorch-mpi (not installed)"
 
 
 if __name__ == "__main__":

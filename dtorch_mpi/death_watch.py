@@ -1,140 +1,89 @@
 """The process that waits for a rank's end and tells how it died.
 
-dtorch_mpi/watcher.py starts it as `python -I -S -E death_watch.py ...`. It stays for as long as
-the job, once for each rank, so it imports little. A rank that finished is left in silence; of
-those that did not, the first to die on this node is reported in one block on stderr, with the
-ranks that the launcher killed afterwards in one line of it.
+dtorch_mpi/watcher.py starts it, without site packages and without the package's __init__. It
+stays for as long as the job, once for each rank, so it imports little. A rank that finished is
+left in silence; of those that did not, the first to die on this node is reported in one block on
+stderr, with the ranks that the launcher killed afterwards in one line of it.
 
 The watchers of a node meet in one folder, which holds for each rank
 
     rank-R.record   the flight record, removed by its watcher
+    rank-R.alive    a fifo that hangs up when the rank ends
     rank-R.death    when and how it died, for the other watchers
     reported        made by the one that reports
 
 Each holds a shared lock on the folder; the last to leave removes it.
 """
 
+import _signal  # the signal module costs 5 ms and its enums
+import fcntl
 import os
-import sys
 import time
 
-THIS_FILE = os.path.abspath(__file__)
+from dtorch_mpi import flight_record
+from dtorch_mpi.process_end import ProcessEnd
 
 # How long the watcher may outlive its rank, in seconds, whatever happens.
 HARD_STOP = 2
 # How long it waits for the other ranks of the node to be ended too.
 SETTLE = 0.5
-# Watchers wake in any order: deaths closer than this are told apart by cause, not by time.
+# An abort kills all ranks in any order: among deaths closer than this a known cause decides.
 JITTER = 0.1
 
 
 class Death:
-    """How one rank ended, as its watcher found it."""
+    """How one rank ended, as its watcher found it.
 
-    __slots__ = ("rank", "when", "own", "text")
+    `when` is the watcher's monotonic clock. `before` and `after` are the ranks that it knew to
+    have died before this one, and not before it.
+    """
 
-    def __init__(self, rank, when, own, text):
+    __slots__ = ("rank", "when", "own", "text", "before", "after")
+
+    def __init__(self, rank, when, own, text, before=(), after=()):
         self.rank = rank
         self.when = when
         self.own = own
         self.text = text
+        self.before = before
+        self.after = after
 
     def save(self, folder):
         path = os.path.join(folder, f"rank-{self.rank}.death")
+        before, after = (",".join(map(str, ranks)) or "-" for ranks in (self.before, self.after))
         with open(path + ".new", "w") as file:
-            file.write(f"{self.rank} {self.when} {int(self.own)} {self.text}")
+            file.write(f"{self.rank} {self.when} {int(self.own)} {before} {after} {self.text}")
         os.rename(path + ".new", path)
 
     @classmethod
     def load(cls, path):
         with open(path) as file:
-            rank, when, own, text = file.read().split(" ", 3)
-        return cls(int(rank), float(when), own == "1", text)
+            rank, when, own, before, after, text = file.read().split(" ", 5)
+        before, after = (() if ranks == "-" else tuple(map(int, ranks.split(",")))
+                         for ranks in (before, after))
+        return cls(int(rank), float(when), own == "1", text, before, after)
 
 
 def first_of(deaths):
     """The death that was the cause of the others.
 
-    The earliest; but when the launcher's signal may explain it, one with a cause of its own that
-    came within the watchers' jitter.
+    The earliest; but when that was by the launcher's signal, one with a cause of its own that
+    came at nearly the same time.
     """
     deaths = sorted(deaths, key=lambda death: death.when)
-    earliest = deaths[0]
+    # Watchers wake late and in any order on a busy machine: what the kernel told goes first.
+    later = {rank for death in deaths for rank in death.after}
+    later.update(death.rank for death in deaths if death.before)
+    earliest = next((death for death in deaths if death.rank not in later), deaths[0])
+    if earliest.own:
+        return earliest
     for death in deaths:
-        if death.own and (death.when - earliest.when <= JITTER):
+        if death.own and death.when - earliest.when <= JITTER:
             return death
     return earliest
 
 
-def wait_for_end(pid):
-    """Wait until process `pid` has ended. Yields once when it is being watched."""
-    import select
-
-    try:
-        pidfd = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        pidfd = None
-    began = _stat_fields(pid)
-    yield pidfd
-    if pidfd is not None:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll()
-        return
-    while began is not None:
-        now = _stat_fields(pid)
-        # The start time tells a new process of the same pid.
-        if now is None or now[0] == "Z" or now[19] != began[19]:
-            return
-        time.sleep(0.05)
-
-
-def exit_status(pid, pidfd):
-    """The wait status of an ended process that is not our child, or None where no one tells."""
-    for _ in range(2):
-        fields = _stat_fields(pid)
-        if fields is not None and fields[0] == "Z":
-            return int(fields[-1])
-        if pidfd is None:
-            return None
-        # Once the parent has taken it, Linux 6.15 and later keep it with the pidfd.
-        status = _status_of_pidfd(pidfd)
-        if status is not None:
-            return status
-    return None
-
-
-def _status_of_pidfd(pidfd):
-    import fcntl
-    import struct
-
-    # PIDFD_GET_INFO with PIDFD_INFO_EXIT: struct pidfd_info begins with the u64 mask and has the
-    # i32 exit_code at byte 60.
-    info_exit = 1 << 3
-    size = 64
-    request = 3 << 30 | size << 16 | 0xFF << 8 | 11
-    try:
-        reply = fcntl.ioctl(pidfd, request, struct.pack("=Q", info_exit) + bytes(size - 8))
-    except OSError:
-        return None
-    if not struct.unpack_from("=Q", reply)[0] & info_exit:
-        return None
-    return struct.unpack_from("=i", reply, 60)[0]
-
-
-def _stat_fields(pid):
-    """The fields of /proc/<pid>/stat from the state on, or None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            text = file.read()
-    except OSError:
-        return None
-    return text[text.rindex(")") + 2:].split()
-
-
 def signal_name(number):
-    import _signal  # the signal module costs 5 ms and its enums
-
     for name in dir(_signal):
         if name.startswith("SIG") and "_" not in name and getattr(_signal, name) == number:
             return name
@@ -228,61 +177,66 @@ def wait_for_others(folder, seconds):
     """Wait until every rank whose record is here has died too; returns all deaths by rank."""
     until = time.monotonic() + seconds
     while True:
-        names = os.listdir(folder)
         deaths = {}
-        for name in names:
+        for name in os.listdir(folder):
             if name.endswith(".death"):
                 death = Death.load(os.path.join(folder, name))
                 deaths[death.rank] = death
-        alive = [name for name in names if name.endswith(".record")
-                 and int(name[len("rank-"):-len(".record")]) not in deaths]
+        alive = any(rank not in deaths for rank, _ in records(folder))
         if not alive or time.monotonic() > until:
             return deaths
         time.sleep(0.01)
 
 
 def watch(record_path, pid, rank, world, host, launcher_fd, crash_log):
-    import _signal
-    import fcntl
-
+    """Wait for the end of `pid` in a process of its own, and tell; returns in neither."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
-    end = wait_for_end(pid)
-    pidfd = next(end)
+    end = ProcessEnd(pid)
     record_fd = folder_fd = -1
     folder = os.path.dirname(record_path)
     if record_path:
         record_fd = os.open(record_path, os.O_RDONLY)
         folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(folder_fd, fcntl.LOCK_SH)
+        # Of any two ranks, the one whose watcher starts later sees the other's record.
+        for other, path in records(folder):
+            end.watch_mark(None if other == rank else other, mark_of(path))
     kills_before = oom_kills()
     # The rank waits for the parent, so that it runs on only once it is watched; and has no child.
     if os.fork():
         os._exit(0)
 
-    next(end, None)
+    end.wait()
     when = time.monotonic()
     _signal.alarm(HARD_STOP)
-    status = exit_status(pid, pidfd)
+    status = end.status()
     record = record_of(record_fd) if record_path else None
     if record is None or record.state != "finished":
         text, own = describe(status, record, oom_kills() - kills_before)
-        death = Death(rank, when, own, text)
+        death = Death(rank, when, own, text, end.before, end.after)
         if not record_path:
             tell(block(death, [], None, rank, world, host), (launcher_fd, 2), crash_log)
         else:
             report(death, folder, record, world, host, (launcher_fd, 2), crash_log)
     if record_path:
         leave(folder, folder_fd, record_path)
+    os._exit(0)
+
+
+def records(folder):
+    """(rank, path) of each record in the folder."""
+    return [(int(name[len("rank-"):-len(".record")]), os.path.join(folder, name))
+            for name in os.listdir(folder) if name.endswith(".record")]
+
+
+def mark_of(record_path):
+    return record_path.removesuffix(".record") + ".alive"
 
 
 def record_of(fd):
-    # At the end: some of the package's modules are named as those of the standard library.
-    sys.path.append(os.path.dirname(THIS_FILE))
-    from flight_record import read
-
     try:
-        return read(fd)
+        return flight_record.read(fd)
     except ValueError:
         return None  # it died before the header was written
 
@@ -325,18 +279,12 @@ def remove_folder(path):
 
 
 def leave(folder, folder_fd, record_path):
-    import fcntl
-
     try:
+        os.unlink(mark_of(record_path))
         os.unlink(record_path)
         # Fails while another rank's watcher holds its shared lock; the last one gets it.
         fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not any(name.endswith(".record") for name in os.listdir(folder)):
+        if not records(folder):
             remove_folder(folder)
     except OSError:
         pass
-
-
-if __name__ == "__main__":
-    watch(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5], int(sys.argv[6]), sys.argv[7])
-    os._exit(0)

@@ -6,15 +6,27 @@ to tell. A watcher is a process of its own session, outside the launcher's reach
 
 import fcntl
 import os
+import shlex
 import stat
 import subprocess
 import sys
 import time
 
 from dtorch_mpi import death_watch
+from dtorch_mpi.process_end import hold_mark
 
 # A folder of an ended job younger than this, in seconds, may belong to a rank just starting.
 STALE_AGE = 60
+
+# The package without its __init__, which imports torch: a watcher starts in 20 ms and is small.
+PROGRAM = """\
+import sys
+package = type(sys)("dtorch_mpi")
+package.__path__ = [sys.argv[1]]
+sys.modules["dtorch_mpi"] = package
+from dtorch_mpi.death_watch import watch
+watch(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6], int(sys.argv[7]), sys.argv[8])
+"""
 
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prte"}
 
@@ -58,9 +70,12 @@ def start(record_path, *, pid, rank, world, host, stderr_fd=2):
     """
     job = os.path.basename(os.path.dirname(record_path)) if record_path else f"dtorch-{pid}"
     crash_log = os.path.join(os.getcwd(), f"{job}.crash.log")
+    if record_path:
+        hold_mark(death_watch.mark_of(record_path))
     launcher_fd = _launcher_stderr()
-    command = [sys.executable, "-I", "-S", "-E", death_watch.THIS_FILE, record_path or "",
-               str(pid), str(rank), str(world), host, str(launcher_fd), crash_log]
+    command = [sys.executable, "-I", "-S", "-E", "-c", PROGRAM,
+               os.path.dirname(os.path.abspath(__file__)), record_path or "", str(pid), str(rank),
+               str(world), host, str(launcher_fd), crash_log]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr_fd,
@@ -70,7 +85,7 @@ def start(record_path, *, pid, rank, world, host, stderr_fd=2):
             os.close(launcher_fd)
     if done.returncode != 0:
         raise RuntimeError(
-            f"the watcher of rank {rank} did not start: {' '.join(command)} ended with code "
+            f"the watcher of rank {rank} did not start: {shlex.join(command)} ended with code "
             f"{done.returncode}; its message is on stderr")
 
 

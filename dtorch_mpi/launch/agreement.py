@@ -4,21 +4,17 @@ import json
 import platform
 import socket
 from array import array
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from dtorch_mpi.launch import script
+from dtorch_mpi.version import __version__
 
 
 def facts():
     """What this rank runs: a dict of text by subject, the same on every rank of a sound job."""
-    try:
-        package = version("dtorch-mpi")
-    except PackageNotFoundError:
-        package = "not installed"
     return {
-        "dtorch-mpi": package,
+        "dtorch-mpi": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "script": script.digest(),

@@ -93,12 +93,16 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   for (const auto& [argument, output] : entry.local_sizes) {
     bound += 2 + 2 * entry.outputs[output].tensors[0].sizes.size();
   }
+  for (const auto& [argument, output] : entry.local_strides) {
+    bound += 2 + 4 * entry.outputs[output].tensors[0].sizes.size();
+  }
   Writer writer = queue.reserve(bound);
   writer.begin(Kind::kOperator,
                static_cast<uint32_t>(info.arguments.size()) | (key.sharded ? kShardedOperator : 0),
                info.number, site);
   size_t next_input = 0;
   auto local = entry.local_sizes.begin();
+  auto strided = entry.local_strides.begin();
   for (size_t a = 0; a < info.arguments.size(); ++a) {
     if (C10_UNLIKELY(local != entry.local_sizes.end() && local->first == a)) {
       const auto& meta = entry.outputs[local->second].tensors[0];
@@ -106,6 +110,15 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
       writer.word(meta.sharding);
       writer.raw_ints(meta.sizes);
       ++local;
+      continue;
+    }
+    if (C10_UNLIKELY(strided != entry.local_strides.end() && strided->first == a)) {
+      const auto& meta = entry.outputs[strided->second].tensors[0];
+      writer.tag(Tag::kLocalStrides, static_cast<uint32_t>(meta.sizes.size()));
+      writer.word(meta.sharding);
+      writer.raw_ints(meta.sizes);
+      writer.raw_ints(meta.strides);
+      ++strided;
       continue;
     }
     if (C10_UNLIKELY(a == info.generator_argument)) {
@@ -280,7 +293,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   {
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = find_entry(key, hash);
-    if (C10_LIKELY(entry != nullptr && info.meta_rule != MetaRule::kDynamic)) {
+    if (C10_LIKELY(entry != nullptr && entry->decomposition == nullptr)) {
       emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
       counters().operators += 1;
     }
@@ -302,9 +315,13 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     }
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = keep_entry(hash, std::move(fresh));
-    if (!measured) emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
+    if (!measured && entry->decomposition == nullptr) emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
     counters().operators += 1;
     counters().misses += 1;
+  }
+  if (C10_UNLIKELY(entry->decomposition != nullptr)) {
+    entry->decomposition(stack);
+    return;
   }
   push_outputs(info, *entry, slots, stack);
 }

@@ -127,8 +127,24 @@ class ArgumentDecoder {
           obstacle_.absent = true;
           return {};
         }
+        check_placements(count, sharding->mesh->shape, sharding->placements);
         return c10::IValue(c10::IntArrayRef(
             local_sizes(sizes, sharding->mesh->shape, sharding->placements, member->coordinate)));
+      }
+      case Tag::kLocalStrides: {
+        const uint32_t count = reader_.expect(Tag::kLocalStrides);
+        const uint32_t number = reader_.word();
+        const auto sizes = reader_.raw_ints(count), strides = reader_.raw_ints(count);
+        if (number == 0) return c10::IValue(c10::IntArrayRef(strides));
+        const auto sharding = state_.sharding(number);
+        const auto* member = state_.member(*sharding->mesh);
+        if (member == nullptr) {
+          obstacle_.absent = true;
+          return {};
+        }
+        check_placements(count, sharding->mesh->shape, sharding->placements);
+        return c10::IValue(c10::IntArrayRef(local_strides(
+            strides, local_sizes(sizes, sharding->mesh->shape, sharding->placements, member->coordinate))));
       }
       default: Reader::fail("a tag that opens no argument");
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "dtorch_mpi"
 
 # The C++ class with a C face, for tests that write records without the extensions.
 WRITER = r"""
@@ -58,8 +59,15 @@ def mpirun():
     return find_launcher("mpirun")
 
 
-@pytest.fixture
-def environment():
-    """Environment for child processes that import this checkout."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory):
+    """Environment for child processes that use single modules of dtorch_mpi.
+
+    They find the package's modules but not its __init__, which imports torch: that takes seconds
+    with as many ranks as cores.
+    """
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "dtorch_mpi").mkdir()
+    (folder / "dtorch_mpi" / "__init__.py").write_text(f"__path__ = [{str(PACKAGE)!r}]\n")
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}

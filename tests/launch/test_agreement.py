@@ -31,7 +31,7 @@ def run(mpirun, environment, folder, scripts):
 
 @pytest.mark.timeout(100)
 def test_one_rank_with_another_script(mpirun, environment, tmp_path):
-    script, changed = tmp_path / "train.py", tmp_path / "copy.py"
+    script, changed = tmp_path / "train.py", tmp_path / "copied.py"
     script.write_text(SCRIPT)
     changed.write_text(SCRIPT + "# changed\n")
     texts = run(mpirun, environment, tmp_path, [script, changed, script])
@@ -42,7 +42,7 @@ def test_one_rank_with_another_script(mpirun, environment, tmp_path):
 
 @pytest.mark.timeout(100)
 def test_copies_of_one_script_agree(mpirun, environment, tmp_path):
-    script, copy = tmp_path / "train.py", tmp_path / "copy.py"
+    script, copy = tmp_path / "train.py", tmp_path / "copied.py"
     script.write_text(SCRIPT)
     copy.write_text(SCRIPT)
     assert run(mpirun, environment, tmp_path, [script, copy]) == ["agreed", "agreed"]

@@ -52,7 +52,7 @@ def test_unknown_launcher():
         command.find_launcher("nosuchrun")
 
 
-def dtorch(*argv, environment, cwd=None):
+def dtorch(*argv, environment, cwd):
     return subprocess.run([sys.executable, "-m", "dtorch_mpi", *argv], env=environment, cwd=cwd,
                           capture_output=True, text=True, timeout=40)
 
@@ -63,15 +63,15 @@ def fake_mpirun(tmp_path):
     path.write_text(
         "#!/bin/sh\n"
         'if [ "$1" = --version ]; then echo "HYDRA build details:"; exit 0; fi\n'
-        'echo "$@"; case "$*" in *killed*) kill -TERM $$;; esac; exit 42\n')
+        'printf "%s " "$@"; case "$*" in *killed*) kill -TERM $$;; esac; exit 42\n')
     path.chmod(0o755)
     return str(path)
 
 
 @pytest.mark.timeout(60)
-def test_launch_prints_and_becomes_the_launcher(fake_mpirun, environment):
+def test_launch_prints_and_becomes_the_launcher(fake_mpirun, environment, tmp_path):
     done = dtorch("launch", "-n", "3", "--launcher", fake_mpirun, "train.py", "-n", "9",
-                  environment=environment)
+                  environment=environment, cwd=tmp_path)
     assert done.returncode == 42
     assert done.stdout.split()[:2] == ["-n", "3"]
     assert done.stdout.strip().endswith("-m dtorch_mpi run train.py -n 9")
@@ -79,9 +79,9 @@ def test_launch_prints_and_becomes_the_launcher(fake_mpirun, environment):
 
 
 @pytest.mark.timeout(60)
-def test_signals_pass_through(fake_mpirun, environment):
+def test_signals_pass_through(fake_mpirun, environment, tmp_path):
     done = dtorch("launch", "-n3", f"--launcher={fake_mpirun}", "-m", "killed",
-                  environment=environment)
+                  environment=environment, cwd=tmp_path)
     assert done.returncode == -15
 
 

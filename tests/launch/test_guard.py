@@ -41,7 +41,7 @@ def test_family_of(text, family):
 
 
 @pytest.mark.timeout(60)
-def test_real_processes_that_see_a_world_of_one(mpirun, environment):
+def test_real_processes_that_see_a_world_of_one(mpirun, environment, tmp_path):
     # As with two MPIs: the launcher is there, and MPI does not hear of it.
     code = (
         "import os\n"
@@ -51,8 +51,8 @@ def test_real_processes_that_see_a_world_of_one(mpirun, environment):
         "    if name.startswith(('PMI', 'OMPI', 'PRTE')): del os.environ[name]\n"
         "from mpi4py import MPI\n"
         "guard.check_world(launch, MPI.COMM_WORLD.size)\n")
-    done = subprocess.run([mpirun, "-n", "2", sys.executable, "-c", code], env=environment,
-                          capture_output=True, text=True, timeout=50)
+    done = subprocess.run([mpirun, "-n", "2", sys.executable, "-c", code],
+                          env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert done.returncode != 0
     assert "started 2 processes" in done.stderr
     assert loaded_library().path in done.stderr

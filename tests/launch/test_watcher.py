@@ -100,12 +100,11 @@ def test_text_comes_when_the_launcher_is_killed(mpirun, environment, writer_libr
     assert_nothing_is_left(folder, writer_library)
 
 
-def start_alone(library, tmp_path, before=""):
+def start_alone(library, tmp_path, environment):
     """A process with a watcher and no launcher, that waits for its end."""
     code = (
         "import ctypes, os, sys, time\n"
         "from dtorch_mpi import watcher\n"
-        f"{before}\n"
         f"record = ctypes.CDLL({str(library)!r})\n"
         "path = watcher.job_folder(alone=True) + '/rank-0.record'\n"
         "assert record.create(path.encode(), 0, 1, b'h', b'r')\n"
@@ -114,12 +113,12 @@ def start_alone(library, tmp_path, before=""):
         "time.sleep(30)\n")
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-                            env={**os.environ, "PYTHONPATH": str(RANK.parents[2])})
+                            env=environment)
 
 
 @pytest.mark.timeout(60)
-def test_without_a_launcher(writer_library, tmp_path):
-    with start_alone(writer_library, tmp_path) as job:
+def test_without_a_launcher(writer_library, tmp_path, environment):
+    with start_alone(writer_library, tmp_path, environment) as job:
         folder = job.stdout.readline().strip()
         assert oct(os.stat(folder).st_mode & 0o777) == "0o700"
         job.kill()
@@ -127,20 +126,6 @@ def test_without_a_launcher(writer_library, tmp_path):
     assert "rank 0 of 1 on host h died: killed by signal 9 (SIGKILL)" in stderr
     assert "no operator yet (it was starting)" in stderr
     assert_nothing_is_left(folder, writer_library)
-
-
-@pytest.mark.timeout(60)
-def test_without_pidfd(writer_library, tmp_path, monkeypatch):
-    # An older kernel: the end is seen by polling, the way of dying perhaps not.
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
-    monkeypatch.delattr(os, "pidfd_open")
-    end = death_watch.wait_for_end(child.pid)
-    assert next(end) is None
-    child.kill()
-    assert next(end, "ended") == "ended"
-    assert death_watch.exit_status(child.pid, None) in (9, None)
-    child.wait()
-    assert death_watch.exit_status(child.pid, None) is None
 
 
 @pytest.mark.timeout(30)
@@ -162,19 +147,25 @@ def test_stale_folders_go_and_live_ones_stay(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == sorted([live.name, young.name])
 
 
-def death(rank, when, own=False):
-    return Death(rank, when, own, "text")
+def death(rank, when, own=False, before=(), after=()):
+    return Death(rank, when, own, "text", before, after)
 
 
 @pytest.mark.parametrize("deaths, first", [
     ([death(0, 1.0), death(1, 0.9), death(2, 1.1)], 1),
     ([death(0, 1.0), death(1, 1.02, own=True), death(2, 1.01)], 1),
     ([death(0, 1.0, own=True), death(1, 0.99)], 0),
+    # The watchers woke in the opposite order.
+    ([death(0, 1.0), death(1, 0.9, before=(2,)), death(2, 1.1, before=(), after=(0,))], 2),
+    ([death(0, 1.00, own=True, before=(1,)), death(1, 1.01, own=True)], 1),
     # Rank 0 noticed later that rank 1 was gone.
     ([death(0, 1.5, own=True), death(1, 1.0)], 1),
 ])
-def test_which_death_was_first(deaths, first):
-    assert first_of(deaths).rank == first
+def test_which_death_was_first(deaths, first, tmp_path):
+    for one in deaths:
+        one.save(tmp_path)
+    saved = [Death.load(tmp_path / f"rank-{one.rank}.death") for one in deaths]
+    assert first_of(saved).rank == first
 
 
 class Record:

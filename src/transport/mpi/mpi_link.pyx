@@ -17,7 +17,6 @@ from libcpp.vector cimport vector
 from libtorch cimport THPVariable_Wrap, Tensor
 from transport.link cimport (
     Batch, Chunk, ControllerLink, FailurePtr, PromiseName, Reply, Transfer, WorkerLink,
-    home_shared,
 )
 from transport.mpi.mpi_c cimport *
 
@@ -26,25 +25,24 @@ cdef extern from "transport/mpi/message.h" namespace "dtorch" nogil:
     int kTagBatch, kTagProgress, kTagTransfer, kTagReply, kTagRange
     size_t first_message_bytes(size_t)
     cppclass Outbox:
-        void post(const void*, size_t, int rank, int tag, MPI_Comm) except +
+        void post(const void*, size_t, int rank, int tag, MPI_Comm)
         void keep_batch(const Batch&)
         char* keep_bytes(size_t)
         void keep_tensor(const Tensor&)
-        size_t poll() except +
-        void drain() except +
+        size_t poll()
+        void drain()
     cppclass Backoff:
         Backoff(int spins)
         void pause()
-    void check_mpi(int, const char*) except +
-    void post_tensor(Outbox&, const Tensor&, int, int, MPI_Comm) except +
-    Tensor receive_tensor(int, int, MPI_Comm, Outbox&, int) except +
+    void check_mpi(int, const char*)
+    Tensor receive_tensor(int, int, MPI_Comm, Outbox&, int)
     size_t write_reply(const Reply&, int worker, char* block, size_t room)
     Reply read_reply(const char* block, size_t room, size_t* rest) except +
-    Tensor own_part(const Transfer&, int worker)
+    void send_part(Outbox&, const Transfer&, int worker, int rank, int tag, MPI_Comm)
 
 cdef extern from "transport/mpi/replies.h" namespace "dtorch" nogil:
     cppclass NetworkReply:
-        cbool poll() except +
+        cbool poll()
         Reply reply
     cppclass SharedBoard:
         SharedBoard(char* memory, size_t size)
@@ -56,7 +54,7 @@ cdef extern from "transport/mpi/replies.h" namespace "dtorch" nogil:
     void clear(char* block)
     size_t block_header()
     void abandon(vector[shared_ptr[NetworkReply]]& replies)
-    shared_ptr[NetworkReply] expect_network(int rank, int tag, MPI_Comm comm, size_t nbytes) except +
+    shared_ptr[NetworkReply] expect_network(int rank, int tag, MPI_Comm comm, size_t nbytes)
 
 cdef extern from *:
     """
@@ -94,6 +92,9 @@ cdef extern from *:
       delete static_cast<std::function<c10::intrusive_ptr<c10d::Backend>(
           const std::vector<int32_t>&, int)>*>(PyCapsule_GetPointer(capsule, "dtorch.MakeGroup"));
     }
+    static bool is_shared(const dtorch::PromiseName& promise) {
+      return promise.home == dtorch::Home::kShared;
+    }
     static dtorch::Batch dtorch_batch(dtorch::Chunk* chunk, uint32_t words, uint64_t first) {
       const uint32_t* begin = chunk->words();
       uint32_t records = 0;
@@ -104,21 +105,9 @@ cdef extern from *:
     }
     """
     void* dtorch_group_maker(MPI_Comm, int) except +
+    cbool is_shared(const PromiseName&) nogil
     void dtorch_delete_maker(object)
     Batch dtorch_batch(Chunk*, uint32_t words, uint64_t first) nogil
-
-
-cdef void die(const char* what) noexcept nogil:
-    # The transport itself has failed: no value can travel any more.
-    with gil:
-        import sys
-        import traceback
-        traceback.print_exc()
-        print("dtorch_mpi: the transport over MPI failed in", what.decode(), file=sys.stderr, flush=True)
-        MPI_Abort(world_for_abort, 70)
-
-
-cdef MPI_Comm world_for_abort
 
 
 # ---- a worker's end ------------------------------------------------------------------------------
@@ -139,7 +128,7 @@ cdef struct WorkerEnd:
     Outbox* outbox
 
 
-cdef void forward(WorkerEnd* end, const Batch* batch) except * nogil:
+cdef void forward(WorkerEnd* end, const Batch* batch) noexcept nogil:
     cdef int child
     for i in range(2):
         child = end.children[i]
@@ -148,7 +137,7 @@ cdef void forward(WorkerEnd* end, const Batch* batch) except * nogil:
             end.outbox.post(batch.begin, batch.bytes(), child, kTagBatch, end.comm)
 
 
-cdef void hear_progress(WorkerEnd* end) except * nogil:
+cdef void hear_progress(WorkerEnd* end) noexcept nogil:
     cdef int found = 0
     cdef MPI_Message message
     cdef MPI_Status status
@@ -164,7 +153,7 @@ cdef void hear_progress(WorkerEnd* end) except * nogil:
                       "MPI_Improbe")
 
 
-cdef void tell_progress(WorkerEnd* end) except * nogil:
+cdef void tell_progress(WorkerEnd* end) noexcept nogil:
     cdef uint64_t least = end.executed
     for i in range(2):
         if end.children[i] >= 0 and end.children_executed[i] < least:
@@ -177,7 +166,7 @@ cdef void tell_progress(WorkerEnd* end) except * nogil:
     end.outbox.post(bytes, 8, end.parent, kTagProgress, end.comm)
 
 
-cdef cbool try_receive(WorkerEnd* end, Batch* batch) except * nogil:
+cdef cbool try_receive(WorkerEnd* end, Batch* batch) noexcept nogil:
     cdef int found = 0, size = 0
     cdef MPI_Message message
     cdef MPI_Status status
@@ -198,28 +187,22 @@ cdef cbool worker_receive(void* self, Batch* batch, int64_t microseconds) noexce
     cdef Backoff* backoff = new Backoff(end.spins)
     cdef cbool found = False
     cdef int steps = 0
-    try:
-        while not found and steps < 2000:
-            steps += 1
-            found = try_receive(end, batch)
-            if not found:
-                end.outbox.poll()
-                hear_progress(end)
-                tell_progress(end)
-                backoff.pause()
-    except:
-        die("receiving a batch")
+    while not found and steps < 2000:
+        steps += 1
+        found = try_receive(end, batch)
+        if not found:
+            end.outbox.poll()
+            hear_progress(end)
+            tell_progress(end)
+            backoff.pause()
     del backoff
     return found
 
 
 cdef cbool worker_fetch(void* self, uint64_t number, Tensor* part) noexcept nogil:
     cdef WorkerEnd* end = <WorkerEnd*>self
-    try:
-        part[0] = receive_tensor(0, kTagTransfer + <int>(number % kTagRange), end.comm,
-                                 end.outbox[0], end.spins)
-    except:
-        die("receiving data")
+    part[0] = receive_tensor(0, kTagTransfer + <int>(number % kTagRange), end.comm,
+                             end.outbox[0], end.spins)
     return True
 
 
@@ -228,21 +211,18 @@ cdef void worker_reply(void* self, const PromiseName* promise, const Reply* repl
     cdef char* block
     cdef size_t size
     cdef int tag = kTagReply + <int>(promise.id % kTagRange)
-    try:
-        if promise.home == home_shared and end.same_node:
-            # place: where the replies of all workers begin; each has a block of the same size
-            block = end.board + (promise.place >> 24) * 64 + end.worker * (promise.place & 0xffffff) * 64
-            write_reply(reply[0], end.worker, block + block_header(),
-                        (promise.place & 0xffffff) * 64 - block_header())
-            publish(block)
-            return
-        size = first_message_bytes(reply.value.nbytes() if reply.value.defined() else 0)
-        block = end.outbox.keep_bytes(size)
-        size = write_reply(reply[0], end.worker, block, size)
-        end.outbox.post(block, size, 0, tag, end.comm)
-        post_rest(end, reply, size, tag)
-    except:
-        die("sending a value")
+    if is_shared(promise[0]) and end.same_node:
+        # place: where the replies of all workers begin; each has a block of the same size
+        block = end.board + (promise.place >> 24) * 64 + end.worker * (promise.place & 0xffffff) * 64
+        write_reply(reply[0], end.worker, block + block_header(),
+                    (promise.place & 0xffffff) * 64 - block_header())
+        publish(block)
+        return
+    size = first_message_bytes(reply.value.nbytes() if reply.value.defined() else 0)
+    block = end.outbox.keep_bytes(size)
+    size = write_reply(reply[0], end.worker, block, size)
+    end.outbox.post(block, size, 0, tag, end.comm)
+    post_rest(end, reply, size, tag)
 
 
 cdef extern from *:
@@ -256,22 +236,19 @@ cdef extern from *:
       outbox.post(reply.value.const_data_ptr(), reply.value.nbytes(), 0, tag, comm);
     }
     """
-    void dtorch_post_rest(Outbox&, const Reply&, size_t, int, MPI_Comm) except + nogil
+    void dtorch_post_rest(Outbox&, const Reply&, size_t, int, MPI_Comm) nogil
 
 
-cdef void post_rest(WorkerEnd* end, const Reply* reply, size_t written, int tag) except * nogil:
+cdef void post_rest(WorkerEnd* end, const Reply* reply, size_t written, int tag) noexcept nogil:
     dtorch_post_rest(end.outbox[0], reply[0], written, tag, end.comm)
 
 
 cdef void worker_progress(void* self, uint64_t records) noexcept nogil:
     cdef WorkerEnd* end = <WorkerEnd*>self
     end.executed = records
-    try:
-        end.outbox.poll()
-        hear_progress(end)
-        tell_progress(end)
-    except:
-        die("reporting progress")
+    end.outbox.poll()
+    hear_progress(end)
+    tell_progress(end)
 
 
 cdef MPI_Comm comm_of(object comm) except *:
@@ -295,8 +272,6 @@ cdef class MPIWorkerLink:
         self.keep = (comm, board)
         self.end.comm = comm_of(comm)
         MPI_Comm_set_errhandler(self.end.comm, MPI_ERRORS_RETURN)
-        global world_for_abort
-        world_for_abort = self.end.comm
         self.end.rank = ranks[worker]
         self.end.worker = worker
         position = worker - (1 if ranks[0] == 0 else 0)  # a cohosted worker is not in the tree
@@ -343,27 +318,16 @@ cdef struct ControllerEnd:
 
 cdef void controller_send(void* self, const Batch* batch) noexcept nogil:
     cdef ControllerEnd* end = <ControllerEnd*>self
-    try:
-        end.outbox.keep_batch(batch[0])
-        end.outbox.post(batch.begin, batch.bytes(), end.first, kTagBatch, end.comm)
-        end.num_sends += 1
-    except:
-        die("sending a batch")
+    end.outbox.keep_batch(batch[0])
+    end.outbox.post(batch.begin, batch.bytes(), end.first, kTagBatch, end.comm)
+    end.num_sends += 1
 
 
 cdef void controller_send_transfer(void* self, const Transfer* transfer) noexcept nogil:
     cdef ControllerEnd* end = <ControllerEnd*>self
     cdef int tag = kTagTransfer + <int>(transfer.number % kTagRange)
-    cdef Tensor whole
-    try:
-        for i in range(end.count):
-            if transfer.sharding == 0:
-                post_tensor(end.outbox[0], transfer.tensor, end.ranks[i], tag, end.comm)
-            else:
-                post_tensor(end.outbox[0], own_part(transfer[0], end.workers[i]), end.ranks[i], tag,
-                            end.comm)
-    except:
-        die("sending data")
+    for i in range(end.count):
+        send_part(end.outbox[0], transfer[0], end.workers[i], end.ranks[i], tag, end.comm)
 
 
 cdef uint64_t controller_executed(void* self) noexcept nogil:
@@ -375,16 +339,13 @@ cdef void controller_poll(void* self) noexcept nogil:
     cdef int found = 0
     cdef MPI_Message message
     cdef MPI_Status status
-    try:
-        end.outbox.poll()
+    end.outbox.poll()
+    check_mpi(MPI_Improbe(end.first, kTagProgress, end.comm, &found, &message, &status),
+              "MPI_Improbe")
+    while found:
+        check_mpi(MPI_Mrecv(&end.executed, 8, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv")
         check_mpi(MPI_Improbe(end.first, kTagProgress, end.comm, &found, &message, &status),
                   "MPI_Improbe")
-        while found:
-            check_mpi(MPI_Mrecv(&end.executed, 8, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv")
-            check_mpi(MPI_Improbe(end.first, kTagProgress, end.comm, &found, &message, &status),
-                      "MPI_Improbe")
-    except:
-        die("hearing of progress")
 
 
 cdef class MPILink:
@@ -406,8 +367,6 @@ cdef class MPILink:
         self.keep = (comm, board)
         self.end.comm = comm_of(comm)
         MPI_Comm_set_errhandler(self.end.comm, MPI_ERRORS_RETURN)
-        global world_for_abort
-        world_for_abort = self.end.comm
         for worker, rank in enumerate(ranks):
             self.rank_of_worker.push_back(rank)
             self.shares.push_back(board is not None and same_node[worker] and home != "network")
@@ -522,7 +481,7 @@ cdef class MPIReplies:
                 return False
         return True
 
-    cdef cbool look(self) except * nogil:
+    cdef cbool look(self) noexcept nogil:
         if self.complete:
             return True
         if self.shared_workers.size() and not self.looks_complete():
