@@ -1,6 +1,7 @@
 """Operators over lists of tensors, decided one element at a time."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -74,6 +75,9 @@ def propagate_list(
 def _pick(value: object, index: int) -> object:
     if isinstance(value, list):
         return value[index] if value else None
+    if isinstance(value, ShardedMeta):
+        # One tensor for all elements, such as a scale, is whole on every worker.
+        return replace(value, placements=(Replicate(),) * value.mesh.ndim)
     return value
 
 
@@ -121,7 +125,6 @@ def _join(
                 if isinstance(item, ShardedMeta):
                     take(element)
         elif isinstance(value, ShardedMeta):
-            # One tensor for all elements, such as a scale: whole on every worker.
             inputs.append((Replicate(),) * value.mesh.ndim)
             for element in range(len(decisions)):
                 seen[element] += 1

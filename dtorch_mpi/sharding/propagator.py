@@ -45,6 +45,8 @@ _EMPTY_SAFE = {
     aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
 }
 
+_WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
+
 # Their means would weigh every shard the same.
 _NO_AVERAGE = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 
@@ -175,8 +177,9 @@ def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpShar
     call = Call(
         mesh, inputs, written,
         _returned_inputs(facts, positions, outputs),
-        tuple(0.0 if o is None else float(o.numel() * o.element_size()) for o in outputs),
+        tuple(outputs),
         torch_rules.allows_uneven(op) or op in _EMPTY_SAFE or op.is_view or facts.is_pointwise,
+        op in _WITH_ADDEND,
     )
     reason = "no rule"
     try:
@@ -221,7 +224,7 @@ def _choose_for_mesh(op, args, kwargs, call: Call, num_outputs: int) -> Choice |
     error = None
     mesh = call.mesh
     for number in range(mesh.ndim + 1):
-        best, best_cost = None, float("inf")
+        best, best_cost = None, (float("inf"), 0)
         for axes in itertools.combinations(range(mesh.ndim), number):
             given = [_replicated_on(i, axes) for i in call.inputs]
             try:
@@ -235,7 +238,9 @@ def _choose_for_mesh(op, args, kwargs, call: Call, num_outputs: int) -> Choice |
             for choice in offers:
                 if not _is_valid_for_mesh(op, call, choice):
                     continue
-                cost = choice_cost(call, choice)
+                # Of equals, the one whose outputs lie most like their inputs: a new tensor
+                # is mostly filled from the one it was made after.
+                cost = choice_cost(call, choice), _num_replicated(choice)
                 if cost < best_cost:
                     best, best_cost = choice, cost
         if best is not None:
@@ -243,6 +248,10 @@ def _choose_for_mesh(op, args, kwargs, call: Call, num_outputs: int) -> Choice |
     if error is not None:
         raise error
     return None
+
+
+def _num_replicated(choice: Choice) -> int:
+    return sum(isinstance(p, Replicate) for placements in choice.outputs for p in placements or ())
 
 
 def _replicated_on(given: ShardedMeta, axes: tuple[int, ...]) -> ShardedMeta:
@@ -281,6 +290,12 @@ def _is_valid_for_mesh(op, call: Call, choice: Choice) -> bool:
     for source, output in zip(call.returned, choice.outputs, strict=True):
         if source is not None and output != choice.inputs[source]:
             return False
+    if not op.is_view and any(
+        isinstance(p, Partial) and p.reduce_op not in ("sum", "avg")
+        for wanted in choice.inputs
+        for p in wanted
+    ):
+        return False
     if op in _NO_AVERAGE and any(
         isinstance(p, Partial) and p.reduce_op == "avg" for p in choice.outputs[0]
     ):

@@ -8,14 +8,15 @@ time, so the work grows with their number and not with its power.
 import math
 from dataclasses import dataclass
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from dtorch_mpi.sharding.layout import has_empty_shard, move_cost
 from dtorch_mpi.sharding.op_sharding import Placements, ShardedMeta
 
-# How much dearer moving the others may be before the first input gives up its Shard(0).
-# A batch that stays in place keeps the rest of the model in place.
+# How much dearer moving the others may be before an input gives up its Shard(0) where the
+# output would keep it. A batch that stays in place keeps the rest of the model in place.
 _KEEP_BATCH = 0.25
 
 
@@ -36,8 +37,10 @@ class Call:
     written: frozenset[int]  # which inputs the operator writes to
     # Output k is this input (None: it is a tensor of its own).
     returned: tuple[int | None, ...]
-    output_bytes: tuple[float, ...]
+    outputs: tuple[torch.Tensor | None, ...]
     allows_empty: bool
+    # Whether an input may become one worker's addend, as a bias that joins a sum does.
+    may_add_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,19 @@ def _select(
     call: Call, current: list[list[Placement]], axis: int, rules: list[AxisRule]
 ) -> AxisRule | None:
     now = tuple(placements[axis] for placements in current)
-    best, best_cost = None, math.inf
+    best, best_cost = None, (True, math.inf)
     for rule in rules:
         if not _is_valid(call, current, axis, rule, now):
             continue
         if rule.inputs == now:
             return rule
-        cost = _cost(call, current, axis, rule, now)
+        # What each worker can do alone goes first: the placements are the user's wish, and
+        # moving a weight to save on an activation would defeat it.
+        communicates = any(
+            before != after and not isinstance(before, Replicate)
+            for before, after in zip(now, rule.inputs, strict=True)
+        )
+        cost = communicates, _cost(call, current, axis, rule, now)
         if cost < best_cost:
             best, best_cost = rule, cost
     return best
@@ -87,10 +96,10 @@ def _is_valid(call, current, axis, rule, now) -> bool:
         if index in call.written and wanted != now[index]:
             return False
         # Max and min keep their meaning under few operators, and occur seldom: reduce them.
-        if isinstance(wanted, Partial) and (
-            wanted != now[index] or wanted.reduce_op not in ("sum", "avg")
-        ):
-            return False
+        if isinstance(wanted, Partial):
+            once = call.may_add_once and isinstance(now[index], Replicate)
+            if wanted.reduce_op not in ("sum", "avg") or not (once or wanted == now[index]):
+                return False
         if isinstance(wanted, Shard):
             if wanted.dim >= given.meta.ndim:
                 return False
@@ -117,21 +126,27 @@ def _cost(call, current, axis, rule, now) -> float:
         )
         num_bytes = given.meta.numel() * given.meta.element_size() / others
         cost += move_cost(before, after, num_bytes, count)
-    is_sharded = any(isinstance(p, Shard) for p in now)
-    has_partial = any(isinstance(p, Partial) for p in rule.inputs)
-    for output, num_bytes in zip(rule.outputs, call.output_bytes, strict=True):
+    stays_sharded = any(
+        isinstance(before, Shard) and before == after
+        for before, after in zip(now, rule.inputs, strict=True)
+    )
+    has_partial = any(isinstance(p, Partial) for p in now)
+    for output, made in zip(rule.outputs, call.outputs, strict=True):
+        num_bytes = 0 if made is None else made.numel() * made.element_size()
         # What a layout saves now and costs its first reader is no saving: a sum that was
-        # put off, or a shard of what had been whole on every worker.
+        # put off, or shards that no input had asked for.
         if isinstance(output, Partial) and not has_partial:
             cost += move_cost(output, Shard(0), num_bytes, count)
-        elif isinstance(output, Shard) and not is_sharded:
+        elif isinstance(output, Shard) and not stays_sharded:
             cost += move_cost(output, Replicate(), num_bytes, count)
-    keeps_batch = (
-        rule.outputs
-        and now[0] == rule.inputs[0] == Shard(0)
-        and rule.outputs[0] == Shard(0)
+    return cost * _KEEP_BATCH if _keeps_batch(call, rule, now) else cost
+
+
+def _keeps_batch(call, rule, now) -> bool:
+    return bool(rule.outputs) and rule.outputs[0] == Shard(0) and any(
+        before == after == Shard(0) and given.meta.shape[0] == call.outputs[0].shape[0]
+        for given, before, after in zip(call.inputs, now, rule.inputs, strict=True)
     )
-    return cost * _KEEP_BATCH if keeps_batch else cost
 
 
 def _mixes_reductions(rules: list[AxisRule]) -> bool:

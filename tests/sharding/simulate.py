@@ -61,7 +61,9 @@ def share(full, mesh_shape, placements, coordinate):
         coordinate,
     )
     for length, placement, index in zip(mesh_shape, placements, coordinate, strict=True):
-        if isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg"):
+        if placement == Partial("max"):
+            local = local - index
+        elif isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg"):
             part = 1.5 if index == 0 else -0.5 / (length - 1)
             local = local * part if length > 1 else local
             if placement.reduce_op == "avg":
@@ -84,7 +86,8 @@ def check(op, args, kwargs=None, mesh=None, compare=None) -> OpSharding:
         *(convert(a, lambda p: after[id(p)]) for a in args),
         **{k: convert(v, lambda p: after[id(p)]) for k, v in kwargs.items()},
     )
-    expected = [e for e in tree_leaves(expected) if e is None or isinstance(e, torch.Tensor)]
+    expected = tree_leaves(expected) if op._schema.returns else []
+    expected = [e for e in expected if e is None or isinstance(e, torch.Tensor)]
     decision = sharding_of(op, args, kwargs, mesh, expected)
     assert len(decision.inputs) == len(placed)
     assert len(decision.outputs) == len(expected)

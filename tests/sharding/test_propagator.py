@@ -107,6 +107,31 @@ def test_of_one_tensor(mesh, op, extra, rows):
 @pytest.mark.parametrize(
     "op,extra",
     [
+        (aten.neg.default, ()),
+        (aten.exp.default, ()),
+        (aten.mul.Tensor, (-1.0,)),
+        (aten.add.Tensor, (1.0,)),
+        (aten.add_.Tensor, (1.0,)),
+        (aten.threshold.default, (0.0, 5.0)),
+        (aten.sum.default, ()),
+        (aten.amax.default, ([0],)),
+        (aten.clone.default, ()),
+        (aten.view.default, ([3, 8],)),
+        (aten._to_copy.default, ()),
+        (aten.zero_.default, ()),
+        (aten.zeros_like.default, ()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_of_a_maximum_or_mean(mesh, op, extra, kind):
+    for placements in itertools.product([R, S0, Partial(kind)], repeat=mesh.ndim):
+        check(op, (Placed(randn(6, 4), placements), *extra), mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    "op,extra",
+    [
         (aten.zero_.default, ()),
         (aten.fill_.Scalar, (1.0,)),
         (aten.mul_.Scalar, (3.0,)),
@@ -295,7 +320,7 @@ def test_batch_norm(mesh):
 
 
 def test_convolution(mesh):
-    for x, w in pairs(mesh, 3, 3):
+    for x, w in list(pairs(mesh, 3, 3))[:: 1 if mesh.ndim == 1 else 13]:
         args = (Placed(randn(4, 2, 7), x), Placed(randn(6, 2, 3), w),
                 Placed(randn(6), (R,) * mesh.ndim), [1], [1], [1], False, [0], 1)
         check(aten.convolution.default, args, mesh=mesh)
@@ -309,3 +334,16 @@ def test_dropout_mask_of_replicas_and_shards(mesh):
         if P not in placements:
             assert decision.inputs == [placements] and decision.outputs == [placements] * 2
         check(aten.bernoulli_.float, (Placed(torch.zeros(6, 4), placements), 1.0), mesh=mesh)
+
+
+def test_new_tensors_follow_their_source(mesh):
+    sharded = (S0,) * mesh.ndim
+    given = Placed(randn(12, 4), sharded)
+    for op, args in ((aten.new_empty.default, ([12, 4],)),
+                     (aten.new_empty_strided.default, ([12, 4], [1, 12])),
+                     (aten.empty_like.default, ())):
+        decision = check(op, (given, *args), mesh=mesh, compare=set())
+        assert decision.outputs == [sharded] and not decision.fallback
+        assert bool(decision.local_sizes) == bool(args)
+    check(aten.new_zeros.default, (given, [12, 4]), mesh=mesh)
+    check(aten.new_full.default, (given, [12, 4], 2.0), mesh=mesh)
