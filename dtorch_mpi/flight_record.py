@@ -1,4 +1,4 @@
-"""Read a flight record: what a process was doing when it ended (src/worker/flight_record.h).
+"""Read a flight record: what a process was doing when it ended (src/wire/flight_record.h).
 
 The watcher imports this file alone, under `python -I -S -E`, and stays for as long as the job:
 so it imports only what the interpreter has loaded anyway.

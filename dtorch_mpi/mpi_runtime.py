@@ -5,8 +5,9 @@ import signal
 import socket
 import sys
 import time
+import traceback
 
-from . import _worker
+from . import _core, _worker, watcher
 from .launch.agreement import check_agreement
 from .launch.guard import check_world
 from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
@@ -52,21 +53,30 @@ def start(settings, launch):
     worker = comm.rank - first_rank
     if comm.rank > 0:
         device = device_for(of_node.index(comm.rank))
-        _serve(comm, worker, device, ranks, board, maker, settings, threads)
+        try:
+            _serve(comm, worker, str(device), ranks, board, maker, settings, threads)
+        except BaseException as error:
+            # Rank 0 and the others would wait for this one for ever.
+            traceback.print_exc()
+            _core.flight_failed(f"{type(error).__name__}: {error}")
+            sys.stderr.flush()
+            comm.Abort(1)
 
+    _begin_flight(comm, "client", by_client=not cohost)
     hosted = None
     if cohost:
         hosted = ThreadWorkers(0, 1, settings, threads, maker)
+        hosted.workers[0].note_flight()
     links = [hosted.link] if hosted else []
     remote = None
     if comm.size > 1:
         remote = _mpi.MPILink(comm, ranks, same_node, board, settings.home, settings.spins)
         links.append(remote)
 
-    def stop(graceful=True):
+    def stop():
         if hosted:
             hosted.join()
-        _finish(comm, remote, board, graceful)
+        _finish(comm, remote, board)
 
     running = Runtime(settings, hosted.workers if hosted else [], links, len(ranks), stop)
     running.abort = comm.Abort
@@ -81,18 +91,30 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = _mpi.MPIWorkerLink(comm, worker, ranks, board, settings.spins)
     serving = _worker.Worker(worker, device, socket.gethostname(), link.worker_end(), maker)
+    _begin_flight(comm, f"worker {worker}", by_client=False)
+    serving.note_flight()
     serving.run(threads)
-    _finish(comm, link, board, True)
+    _finish(comm, link, board)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: the user's program above this call must not go on, not even its handlers.
     os._exit(0)
 
 
-def _finish(comm, link, board, graceful):
+def _begin_flight(comm, role, *, by_client):
+    """Start this rank's flight record and the process that reads it should this one die."""
+    folder = watcher.job_folder()
+    host = socket.gethostname()
+    path = f"{folder}/rank-{comm.rank}.record" if folder else ""
+    in_file = _core.open_flight_record(path, comm.rank, comm.size, host, role, by_client=by_client)
+    watcher.start(path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host)
+
+
+def _finish(comm, link, board):
     from mpi4py import MPI
 
-    link.drain()
+    if link is not None:
+        link.drain()
     # A plain barrier may burn a core for as long as the slowest rank works.
     request = comm.Ibarrier()
     while not request.Test():
@@ -100,3 +122,4 @@ def _finish(comm, link, board, graceful):
     if board is not None:
         board.free()
     MPI.Finalize()
+    _core.flight_finished()

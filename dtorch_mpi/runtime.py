@@ -326,6 +326,7 @@ def _at_exit():
 def _note_failure(kind, value, trace, previous=sys.excepthook):
     global _program_failed
     _program_failed = True
+    _core.flight_failed(f"{kind.__name__}: {value}")
     previous(kind, value, trace)
 
 

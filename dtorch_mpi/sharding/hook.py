@@ -43,12 +43,9 @@ def shard(name, overload, values, outputs, measured):
     }
     if measured:
         whole = (Replicate(),) * mesh.ndim
-        written = {
-            index for index, (_, meta) in enumerate(inputs) if any(not p.is_replicate() for p in meta.placements)
-        } if op._schema.is_mutable else set()
         plan = OpSharding(
             inputs=[whole] * len(inputs), outputs=[whole] * len(op._schema.returns),
-            restore={index: inputs[index][1].placements for index in written}, fallback=True,
+            restore=_written(op, values, inputs), fallback=True,
         )
     else:
         plan = propagate(op, tuple(args[:num_positional]), keywords, outputs, mesh)
@@ -62,8 +59,21 @@ def shard(name, overload, values, outputs, measured):
         target = sharding_number(mesh, plan.inputs[index])
         if source != target:
             moves.append((index, source, target, index in plan.restore))
-    shardings = [sharding_number(mesh, placements) for placements in plan.outputs]
+    shardings = [0 if lies is None else sharding_number(mesh, lies) for lies in plan.outputs]
     return moves, shardings, sorted(plan.local_sizes.items()), sorted(plan.local_strides.items())
+
+
+def _written(op, values, inputs):
+    """{input: placements} of the inputs that the operator writes to."""
+    written, index = {}, 0
+    for argument, value in zip(op._schema.arguments, values, strict=True):
+        for element in value if isinstance(value, list) else [value]:
+            if not isinstance(element, tuple):
+                continue
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written[index] = inputs[index][1].placements
+            index += 1
+    return written
 
 
 def _common_mesh(name, values):

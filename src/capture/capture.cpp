@@ -7,6 +7,7 @@
 #include "capture/record_queue.h"
 #include "capture/wire_values.h"
 #include "tensor/generator.h"
+#include "wire/flight.h"
 
 namespace dtorch {
 namespace {
@@ -24,6 +25,7 @@ uint32_t site_on_workers(RecordQueue& queue, uint32_t site) {
   writer.string(text);
   queue.commit(writer.end());
   defined[site] = true;
+  if (flight_noted_by_client()) flight_record().define_site(site, text);
   return site;
 }
 
@@ -41,6 +43,7 @@ void define_operator(RecordQueue& queue, OperatorInfo& info) {
   writer.string(info.overload);
   queue.commit(writer.end());
   info.defined_on_workers = true;
+  if (flight_noted_by_client()) flight_record().define_op(info.number, info.name);
 }
 
 void emit_redistribute(RecordQueue& queue, uint32_t input, uint32_t output,
@@ -78,6 +81,8 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
                Slots* outputs) {
   if (C10_UNLIKELY(!info.defined_on_workers)) define_operator(queue, info);
   site = site_on_workers(queue, site);
+
+  if (flight_noted_by_client()) flight_record().note(info.number, site);
 
   Slots inputs;
   for (const at::Tensor* input : key.inputs) inputs.push_back(slot_of(*input).id);
@@ -150,6 +155,14 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
       emit_redistribute(queue, inputs[move.input], slot_of(*key.inputs[move.input]).id,
                         *key.inputs[move.input], move.to, move.from, true, site);
     }
+    // A partial sum that was reduced once stays reduced, unless a view still needs the sum.
+    auto& slot = slot_of(*key.inputs[move.input]);
+    if (!move.restore && slot.sharding == move.from && !sharding_is_splitting(move.from) &&
+        slot.is_alone()) {
+      std::swap(slot.id, inputs[move.input]);
+      slot.sharding = move.to;
+      slot.leave_aliases();
+    }
     queue.free_slot_locked(inputs[move.input]);
   }
 }
@@ -163,9 +176,13 @@ void update_written(const at::Tensor& tensor, const TensorMeta& meta) {
   }
 }
 
-at::Tensor make_output(const TensorMeta& meta, uint32_t slot, int64_t base_offset) {
+// base: the tensor whose memory the output shares, or null.
+at::Tensor make_output(const TensorMeta& meta, uint32_t slot, const at::Tensor* base,
+                       bool absolute_offset) {
+  const int64_t base_offset = base && !absolute_offset ? base->storage_offset() : 0;
   auto tensor = make_tensor(slot, meta.sharding, meta.dtype, meta.sizes, meta.strides,
                             meta.offset + base_offset);
+  if (base) slot_of(*base).add_alias(slot_of(tensor));
   if (C10_UNLIKELY(meta.conjugate)) tensor._set_conj(true);
   if (C10_UNLIKELY(meta.negative)) tensor._set_neg(true);
   return tensor;
@@ -179,18 +196,19 @@ void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots&
   for (size_t r = 0; r < entry.outputs.size(); ++r) {
     const auto& output = entry.outputs[r];
     const auto& info_r = info.returns[r];
-    int64_t offset = 0;
-    if (info_r.viewed_argument >= 0 && !info.absolute_offset) {
-      offset = (*stack)[base + info_r.viewed_argument].toTensor().storage_offset();
-    }
+    const at::Tensor* viewed = info_r.viewed_argument < 0
+                                   ? nullptr
+                                   : &(*stack)[base + info_r.viewed_argument].toTensor();
     switch (output.kind) {
       case OutputKind::kTensor:
-        results.emplace_back(make_output(output.tensors[0], slots[next++], offset));
+        results.emplace_back(make_output(output.tensors[0], slots[next++], viewed, info.absolute_offset));
         break;
       case OutputKind::kList: {
         c10::List<at::Tensor> list;
         list.reserve(output.tensors.size());
-        for (const auto& meta : output.tensors) list.push_back(make_output(meta, slots[next++], offset));
+        for (const auto& meta : output.tensors) {
+          list.push_back(make_output(meta, slots[next++], viewed, info.absolute_offset));
+        }
         results.emplace_back(std::move(list));
         break;
       }

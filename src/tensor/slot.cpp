@@ -4,7 +4,10 @@
 
 namespace dtorch {
 
-Slot::~Slot() { RecordQueue::get().free_slot(id); }
+Slot::~Slot() {
+  leave_aliases();
+  RecordQueue::get().free_slot(id);
+}
 
 at::Tensor make_tensor(uint32_t slot, uint32_t sharding, c10::ScalarType dtype,
                        c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {

@@ -179,6 +179,7 @@ inline void spoil_written(WorkerState& state, Reader reader, uint32_t count, uin
 // ---- the other records ----------------------------------------------------------------------
 
 inline void run_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number) {
+  if (state.notes_flight) flight_record().note(number, state.site);
   const bool sharded = (count & kShardedOperator) != 0;
   count &= kShardedOperator - 1;
   FailurePtr failure;
@@ -208,6 +209,12 @@ inline void define_operator(WorkerState& state, Reader& reader, uint32_t number)
   if (!op || !op->hasSchema()) Reader::fail(("operator " + name + ", which is not registered").c_str());
   if (number >= state.operators.size()) state.operators.resize(number + 64);
   state.operators[number] = *op;
+  if (state.notes_flight) flight_record().define_op(number, name);
+}
+
+inline void define_site(WorkerState& state, Reader& reader, uint32_t number) {
+  const auto text = reader.string();
+  if (state.notes_flight) flight_record().define_site(number, text);
 }
 
 inline void define_mesh(WorkerState& state, Reader& reader, uint32_t number) {

@@ -12,6 +12,7 @@
 
 #include "sharding/table.h"
 #include "transport/link.h"
+#include "wire/flight.h"
 #include "wire/reader.h"
 
 namespace dtorch {
@@ -79,6 +80,7 @@ struct WorkerState {
   std::unordered_map<uint32_t, MeshMember> members;  // by mesh, where this worker is part
   Stack stack;
 
+  bool notes_flight = false;  // writes this process's flight record
   uint64_t record = 0;  // being executed
   uint32_t site = 0;
   uint64_t num_operators = 0;

@@ -45,11 +45,13 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         uint64_t record
         uint32_t site
         uint64_t num_operators
+        cbool notes_flight
         cbool stopped
 
 cdef extern from "worker/call.h" namespace "dtorch" nogil:
     void run_operator(WorkerState&, Reader&, uint32_t, uint32_t)
     void define_operator(WorkerState&, Reader&, uint32_t)
+    void define_site(WorkerState&, Reader&, uint32_t)
     void define_mesh(WorkerState&, Reader&, uint32_t)
     void define_sharding(WorkerState&, Reader&, uint32_t)
     void free_slot(WorkerState&, uint32_t)
@@ -151,7 +153,7 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
     elif kind == Kind.kDefineOperator:
         define_operator(state[0], reader, number)
     elif kind == Kind.kDefineSite:
-        pass
+        define_site(state[0], reader, number)
     elif kind == Kind.kDefineMesh:
         define_mesh(state[0], reader, number)
     elif kind == Kind.kDefineSharding:
@@ -252,6 +254,10 @@ cdef class Worker:
     def num_operators(self):
         """Operators executed so far."""
         return self.context.state.num_operators
+
+    def note_flight(self):
+        """Have this worker write its process's flight record."""
+        self.context.state.notes_flight = True
 
     def run(self, int num_threads):
         """Execute until a shutdown record comes. num_threads: for each operator."""

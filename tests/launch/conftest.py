@@ -10,7 +10,7 @@ PACKAGE = ROOT / "dtorch_mpi"
 
 # The C++ class with a C face, for tests that write records without the extensions.
 WRITER = r"""
-#include "worker/flight_record.h"
+#include "wire/flight_record.h"
 using namespace dtorch;
 static std::unique_ptr<FlightRecord> record;
 extern "C" {

@@ -266,9 +266,16 @@ cdef class MPIWorkerLink:
         return PyCapsule_New(&self.link, "dtorch.WorkerLink", NULL)
 
     def drain(self):
-        """Complete all sends: before MPI is finalized."""
+        """Hear of the children's end, tell the parent, complete all sends: before MPI_Finalize."""
+        cdef Backoff* backoff = new Backoff(self.end.spins)
         with nogil:
+            while self.end.reported < self.end.executed:
+                self.end.outbox.poll()
+                hear_progress(&self.end)
+                tell_progress(&self.end)
+                backoff.pause()
             self.end.outbox.drain()
+        del backoff
 
 
 # ---- rank 0's end ----------------------------------------------------------------------------------
@@ -378,7 +385,7 @@ cdef class MPILink:
         shared = [worker for worker in members if self.shares[worker]]
         place = 0
         home = 2
-        cdef int64_t at
+        cdef int64_t at = -1
         # Every worker has a block of the same size, in units of 64 bytes.
         units = (block_header() + reply_room(nbytes) + 63) // 64
         if shared and units < (1 << 24):
