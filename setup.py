@@ -66,11 +66,13 @@ def extension(name, files, compile_flags=(), link_flags=(), links=()):
     if sanitize:
         cxx.append(f"-fsanitize={sanitize}")
         link.append(f"-fsanitize={sanitize}")
+    # Before Python's own include folder, where an MPI wheel may have put another mpi.h.
+    own_includes = [flag[2:] for flag in compile_flags if flag.startswith("-I")]
     built = Extension(
         f"dtorch_mpi.{name}",
         files,
         language="c++",
-        include_dirs=[str(ROOT / "src"), *include_paths()],
+        include_dirs=[str(ROOT / "src"), *own_includes, *include_paths()],
         library_dirs=library_paths(),
         libraries=["c10", "torch", "torch_cpu", "torch_python"],
         extra_compile_args=cxx + list(compile_flags),
