@@ -40,6 +40,8 @@ def mpi_flags():
     shown = subprocess.run([mpicc, "-show"], capture_output=True, text=True, check=True).stdout
     words = shlex.split(shown)[1:]
     compile_flags = [w for w in words if w.startswith(("-I", "-D", "-pthread"))]
+    # mpicc does not link the old C++ bindings, which mpi.h would otherwise bring in.
+    compile_flags += ["-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
     link_flags = [w for w in words if w.startswith(("-L", "-l", "-Wl,"))]
     print(f"setup.py: MPI from {mpicc}: {' '.join(compile_flags + link_flags)}")
     return compile_flags, link_flags
