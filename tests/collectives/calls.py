@@ -89,7 +89,7 @@ def as_process_group(backend, rank, size):
     """The backend inside a ProcessGroup, which has the calls that Backend hides from Python."""
     group = dist.ProcessGroup(dist.HashStore(), rank, size)
     kind = dist.ProcessGroup.BackendType.CUSTOM
-    group._register_backend(torch.device("cpu"), kind, backend)
+    group._register_backend(torch.get_default_device(), kind, backend)
     group._set_default_backend(kind)
     return group
 
@@ -116,13 +116,15 @@ def reduced(tensors, op="SUM"):
 
 
 def make(rank, shape, dtype=torch.float32, seed=0):
-    """Member `rank`'s input: every member can work out everyone's."""
+    """Member `rank`'s input, on the default device: every member can work out everyone's."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
+    options = {"generator": generator, "device": "cpu"}
     if dtype.is_floating_point or dtype.is_complex:
         wide = torch.complex128 if dtype.is_complex else torch.float64
-        return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
-    high = 2 if dtype == torch.bool else 100
-    return torch.randint(0, high, shape, generator=generator).to(dtype)
+        made = torch.randn(shape, dtype=wide, **options)
+    else:
+        made = torch.randint(0, 2 if dtype == torch.bool else 100, shape, **options)
+    return made.to(device=torch.get_default_device(), dtype=dtype)
 
 
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 4e-2, torch.float32: 1e-5}

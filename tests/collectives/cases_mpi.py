@@ -1,4 +1,4 @@
-"""Cases that only MPI ranks can run, after the common ones."""
+"""Cases that only ranks of MPI run: they measure the process or need much of its memory."""
 
 import time
 import weakref
@@ -9,7 +9,7 @@ from .calls import allgather, allreduce, assert_equal, barrier, broadcast
 from .conformance import case
 
 
-@case(min_size=2)
+@case(needs=("mpi_ranks",), min_size=2)
 def waiting_burns_no_core(backend, rank, size):
     barrier(backend).wait()
     if rank == 0:
@@ -23,7 +23,7 @@ def waiting_burns_no_core(backend, rank, size):
         assert used < 0.4, f"a second of waiting took {used:.2f} s of CPU time"
 
 
-@case()
+@case(needs=("mpi_ranks",))
 def dropped_handles_let_go(backend, rank, size):
     """What nobody waits for still ends, and its memory goes."""
     tensor = torch.ones(1000)
@@ -35,7 +35,7 @@ def dropped_handles_let_go(backend, rank, size):
     assert alive() is None
 
 
-@case(needs=("only_by_name",), min_size=2)
+@case(needs=("mpi_ranks", "only_by_name"), min_size=2)
 def more_than_two_gib(backend, rank, size):
     """2^31 + 9 bytes in one collective; at most 7 GiB on each of two ranks."""
     n = 2**31 + 9

@@ -49,6 +49,6 @@ def case(*variants, needs=(), min_size=1):
 
 def load():
     """All cases."""
-    from . import cases_async, cases_data, cases_errors, cases_reduce  # noqa: F401
+    from . import cases_async, cases_data, cases_errors, cases_mpi, cases_reduce  # noqa: F401
 
     return CASES

@@ -14,7 +14,6 @@ import torch
 from dtorch_mpi._mpi_collectives import MPIBackend
 from mpi4py import MPI
 
-from . import cases_mpi  # noqa: F401
 from .conformance import load
 
 LACKS = {

@@ -16,6 +16,7 @@ LACKS = {
     "checks_received": "closes the connection",
     "complex_products": "reduces complex numbers with SUM and AVG only",
     "in_place": "the output may not hold the input",
+    "mpi_ranks": "is not a rank of MPI",
     "move_complex64": "allgather and alltoall do not know the dtype",
     "move_complex128": "allgather and alltoall do not know the dtype",
     "move_int16": "does not know the dtype",

@@ -20,7 +20,7 @@ MPIRUN = os.environ.get("MPIRUN") or shutil.which("mpirun")
 if MPIRUN is None:
     pytest.skip("no mpirun on PATH, and MPIRUN is not set", allow_module_level=True)
 
-from . import cases_mpi, mpi_members  # noqa: E402, F401
+from . import mpi_members  # noqa: E402
 from .conformance import load  # noqa: E402
 
 ROOT = Path(__file__).parents[len(__package__.split("."))]

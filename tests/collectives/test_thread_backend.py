@@ -17,6 +17,7 @@ from .members import run_in_threads
 LACKS = {
     "abort_is_local": "abort() frees every member of the group",
     "checks_received": "a receive of another size is seen as a mismatch, on both sides",
+    "mpi_ranks": "is not a rank of MPI",
     "receive_overflow": "as checks_received",
 }
 CASES = [c for c in load().values() if not c.needs & LACKS.keys()]
