@@ -51,6 +51,10 @@ class Runtime:
     def num_sends(self):
         return sum(link.num_sends for link in self._links)
 
+    def flush(self):
+        """Have everything issued sent, at once: somebody waits for a value."""
+        self.controller.flush()
+
     def check(self):
         """Raise if waiting on is pointless, because a worker is gone."""
         for link in self._links:
@@ -160,7 +164,7 @@ def VoidRequest(running):  # noqa: N802 -- reads as the class it makes
 
     replies, promise = running.expect_all()
     _core.request_sync(promise)
-    _core.flush()
+    running.flush()
     return VoidFuture(running, replies)
 
 
@@ -350,7 +354,7 @@ def register():
             replies, promise = running.expect_all(nbytes=1024)
             _core.request_description(slot, promise)
             found.append(replies)
-        _core.flush()
+        running.flush()
         return [_description(running, replies) for replies in found]
 
     def check():

@@ -121,7 +121,7 @@ def request(tensor):
     workers = None if mesh is None else mesh.mesh.flatten().tolist()
     replies, promise = running.expect_value(workers, tensor, number)
     _core.request_value(_core.slot(tensor), promise, number)
-    _core.flush()
+    running.flush()
 
     def assemble(values):
         if number == 0:

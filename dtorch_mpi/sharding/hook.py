@@ -57,10 +57,17 @@ def shard(name, overload, values, outputs, measured):
     for index, (number, meta) in enumerate(inputs):
         source = number or sharding_number(mesh, meta.placements)
         target = sharding_number(mesh, plan.inputs[index])
-        if source != target:
+        if source != target and _differs(mesh, meta.placements, plan.inputs[index]):
             moves.append((index, source, target, index in plan.restore))
     shardings = [0 if lies is None else sharding_number(mesh, lies) for lies in plan.outputs]
     return moves, shardings, sorted(plan.local_sizes.items()), sorted(plan.local_strides.items())
+
+
+def _differs(mesh, before, after):
+    """Whether any worker's part changes: an axis of one worker holds the whole in any way."""
+    return any(
+        old != new and size > 1 for old, new, size in zip(before, after, mesh.shape, strict=True)
+    )
 
 
 def _written(op, values, inputs):

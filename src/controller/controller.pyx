@@ -35,13 +35,15 @@ cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
 
 cdef extern from *:
     """
-    #include <chrono>
-    #include <thread>
-    static void pause_for(int64_t microseconds) {
-      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-    }
+    #include "transport/brief_sleep.h"
     """
-    void pause_for(int64_t microseconds) nogil
+    void pause_for "dtorch::sleep_briefly"(int64_t microseconds) nogil
+
+cdef extern from "<mutex>" namespace "std" nogil:
+    cppclass mutex:
+        void lock()
+        void unlock()
+        cbool try_lock()
 
 
 cdef class Controller:
@@ -57,6 +59,7 @@ cdef class Controller:
     cdef uint64_t gather_records
     cdef int64_t gather_microseconds
     cdef volatile cbool stopping
+    cdef mutex sending  # held while records are taken and sent
     cdef uint64_t num_batches
     cdef uint64_t sent_records
     cdef uint64_t executed_records
@@ -76,6 +79,14 @@ cdef class Controller:
         """Batches sent so far, each to all workers."""
         return self.num_batches
 
+    def flush(self):
+        """Send what there is, at once and on the calling thread: it waits for a value.
+
+        One hop to another thread less than waking the controller's own.
+        """
+        with nogil:
+            self.send_all(&RecordQueue.get())
+
     def stop(self):
         """Have run() return once everything is sent and executed."""
         self.stopping = True
@@ -92,7 +103,6 @@ cdef class Controller:
 
     cdef void loop(self) noexcept nogil:
         cdef RecordQueue* queue = &RecordQueue.get()
-        cdef Batch batch
         cdef uint64_t pending
         cdef cbool busy
         while True:
@@ -110,9 +120,14 @@ cdef class Controller:
                     and self.executed_records < self.sent_records):
                 pause_for(self.gather_microseconds)
             queue.flush_done()
-            while queue.take(self.window_words, &batch):
-                self.send(&batch, queue.bytes_issued())
-                self.look_at_progress(queue)
+            self.send_all(queue)
+
+    cdef void send_all(self, RecordQueue* queue) noexcept nogil:
+        cdef Batch batch
+        self.sending.lock()
+        while queue.take(self.window_words, &batch):
+            self.send(&batch, queue.bytes_issued())
+        self.sending.unlock()
 
     cdef void send(self, Batch* batch, uint64_t bytes) noexcept nogil:
         # Data first: a worker that meets the record may then wait for it.
@@ -127,6 +142,11 @@ cdef class Controller:
         self.under_way.push_back(pair[uint64_t, uint64_t](self.sent_records, bytes))
 
     cdef void look_at_progress(self, RecordQueue* queue) noexcept nogil:
+        self.sending.lock()
+        self.update_progress(queue)
+        self.sending.unlock()
+
+    cdef void update_progress(self, RecordQueue* queue) noexcept nogil:
         cdef uint64_t least = self.sent_records
         cdef uint64_t one
         for link in self.links:

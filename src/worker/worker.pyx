@@ -214,10 +214,10 @@ cdef extern from "worker/call.h" namespace "dtorch" nogil:
 
 
 def live_memory():
-    """(bytes, tensors) alive on the worker whose thread calls."""
+    """(bytes, tensors) alive on the worker whose thread calls, and operators it has executed."""
     cdef int64_t nbytes = 0, tensors = 0
     c_live_memory(this_worker()[0], &nbytes, &tensors)
-    return nbytes, tensors
+    return nbytes, tensors, this_worker().num_operators
 
 
 cdef extern from *:

@@ -19,6 +19,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "sharding/parts.h"
+#include "transport/brief_sleep.h"
 #include "transport/link.h"
 
 namespace dtorch {
@@ -78,7 +79,7 @@ class Backoff {
     if (++step_ < spins_) {
       sched_yield();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(step_ < spins_ + 40 ? 20 : 200));
+      sleep_briefly(step_ < spins_ + 40 ? 20 : 200);
     }
   }
 
