@@ -35,7 +35,7 @@ cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
 
 cdef extern from *:
     """
-    #include "transport/brief_sleep.h"
+    #include "transport/backoff.h"
     """
     void pause_for "dtorch::sleep_briefly"(int64_t microseconds) nogil
 
@@ -103,18 +103,24 @@ cdef class Controller:
 
     cdef void loop(self) noexcept nogil:
         cdef RecordQueue* queue = &RecordQueue.get()
-        cdef uint64_t pending
+        cdef uint64_t pending, seen = 0
         cdef cbool busy
+        cdef int64_t patience = 100
         while True:
             self.look_at_progress(queue)
+            if self.executed_records != seen:
+                seen = self.executed_records
+                patience = 100
             pending = queue.pending_records()
             if pending == 0:
                 busy = self.executed_records < self.sent_records
                 if self.stopping and not busy:
                     return
                 queue.flush_done()
-                # What was begun must be completed: look again soon while workers are busy.
-                queue.wait(100 if busy else 2000)
+                # What was begun must be completed: look again soon while workers are busy,
+                # and less often the longer an operator takes.
+                queue.wait(patience if busy else 2000)
+                patience = min(2000, patience + patience // 4)
                 continue
             if (pending < self.gather_records and not queue.flush_wanted()
                     and self.executed_records < self.sent_records):

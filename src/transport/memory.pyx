@@ -47,11 +47,8 @@ cdef extern from "transport/mailbox.h" namespace "dtorch" nogil:
 
 cdef extern from *:
     """
-    #include <sched.h>
-    #include <chrono>
-    #include <thread>
     #include "sharding/parts.h"
-    #include "transport/brief_sleep.h"
+    #include "transport/backoff.h"
 
     static int dtorch_left(dtorch::PendingReply* pending) {
       return pending->left.load(std::memory_order_acquire);
@@ -221,13 +218,10 @@ cdef extern from *:
 
     static bool wait_for(dtorch::PendingReply* pending, int64_t microseconds, int spins) {
       const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
-      for (int step = 0; pending->left.load(std::memory_order_acquire) > 0; ++step) {
-        if (step < spins) {
-          sched_yield();
-          continue;
-        }
+      dtorch::Backoff backoff(spins);
+      while (pending->left.load(std::memory_order_acquire) > 0) {
         if (std::chrono::steady_clock::now() >= until) return false;
-        dtorch::sleep_briefly(step < 1000 ? 20 : 200);
+        backoff.pause();
       }
       return true;
     }

@@ -3,23 +3,20 @@
 #pragma once
 
 #include <mpi.h>
-#include <sched.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include "sharding/parts.h"
-#include "transport/brief_sleep.h"
+#include "transport/backoff.h"
 #include "transport/link.h"
 
 namespace dtorch {
@@ -70,22 +67,6 @@ inline void check_mpi(int code, const char* what) {
   MPI_Error_string(code, text, &length);
   transport_failed(what, text);
 }
-
-// Polls, yields, then sleeps in growing steps.
-class Backoff {
- public:
-  explicit Backoff(int spins) : spins_(spins) {}
-  void pause() {
-    if (++step_ < spins_) {
-      sched_yield();
-    } else {
-      sleep_briefly(step_ < spins_ + 40 ? 20 : 200);
-    }
-  }
-
- private:
-  int spins_, step_ = 0;
-};
 
 // Sends under way, with what keeps their memory.
 class Outbox {
