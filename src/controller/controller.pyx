@@ -25,7 +25,7 @@ cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
         void flush_done()
         void wait(int64_t microseconds)
         void set_executed(uint64_t records, uint64_t bytes)
-        uint64_t bytes_issued()
+        uint64_t bytes_executed()
 
 cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
     cppclass Transfers:
@@ -36,8 +36,10 @@ cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
 cdef extern from *:
     """
     #include "transport/backoff.h"
+    static uint64_t bytes_of(const dtorch::Transfer& transfer) { return transfer.tensor.nbytes(); }
     """
     void pause_for "dtorch::sleep_briefly"(int64_t microseconds) nogil
+    uint64_t bytes_of(const Transfer&) nogil
 
 cdef extern from "<mutex>" namespace "std" nogil:
     cppclass mutex:
@@ -63,6 +65,7 @@ cdef class Controller:
     cdef uint64_t num_batches
     cdef uint64_t sent_records
     cdef uint64_t executed_records
+    cdef uint64_t sent_bytes  # of records and the data beside them, as the queue counts
     # (records, bytes) at the end of each batch that is not executed yet
     cdef deque[pair[uint64_t, uint64_t]] under_way
 
@@ -90,7 +93,6 @@ cdef class Controller:
     def stop(self):
         """Have run() return once everything is sent and executed."""
         self.stopping = True
-        RecordQueue.get().wait(0)
 
     def abandon(self):
         """Have run() return now; what was not sent is lost."""
@@ -106,6 +108,7 @@ cdef class Controller:
         cdef uint64_t pending, seen = 0
         cdef cbool busy
         cdef int64_t patience = 100
+        self.sent_bytes = queue.bytes_executed()
         while True:
             self.look_at_progress(queue)
             if self.executed_records != seen:
@@ -132,10 +135,10 @@ cdef class Controller:
         cdef Batch batch
         self.sending.lock()
         while queue.take(self.window_words, &batch):
-            self.send(&batch, queue.bytes_issued())
+            self.send(&batch)
         self.sending.unlock()
 
-    cdef void send(self, Batch* batch, uint64_t bytes) noexcept nogil:
+    cdef void send(self, Batch* batch) noexcept nogil:
         # Data first: a worker that meets the record may then wait for it.
         cdef vector[Transfer] transfers = Transfers.get().take()
         cdef size_t i
@@ -143,9 +146,12 @@ cdef class Controller:
             for i in range(transfers.size()):
                 link.send_transfer(link.self, &transfers[i])
             link.send(link.self, batch)
+        for i in range(transfers.size()):
+            self.sent_bytes += bytes_of(transfers[i])
         self.num_batches += 1
         self.sent_records = batch.first_record + batch.records
-        self.under_way.push_back(pair[uint64_t, uint64_t](self.sent_records, bytes))
+        self.sent_bytes += batch.bytes()
+        self.under_way.push_back(pair[uint64_t, uint64_t](self.sent_records, self.sent_bytes))
 
     cdef void look_at_progress(self, RecordQueue* queue) noexcept nogil:
         self.sending.lock()
