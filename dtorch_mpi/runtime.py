@@ -333,8 +333,9 @@ def _after_fork_in_child():
     global _forked, _current
     if _current is not None:
         _forked = True
+        # Never freed: its locks belong to threads that do not exist here.
+        _core.forget_after_fork(_current)
         _current = None
-        _core.forget_after_fork()
 
 
 def register():

@@ -107,6 +107,7 @@ cdef extern from "capture/call_entry.h" namespace "dtorch":
     cppclass TensorMeta:
         pass
     size_t num_entries()
+    void forget_entries()
 
 
 cdef extern from "capture/capture.h" namespace "dtorch":
@@ -246,6 +247,7 @@ def open_queue(uint64_t max_records, uint64_t max_bytes):
     cdef RecordQueue* queue = &RecordQueue.get()
     queue.max_records = max_records
     queue.max_bytes = max_bytes
+    forget_entries()
     queue.open()
 
 
@@ -257,7 +259,9 @@ def queue_is_open():
     return RecordQueue.get().is_open()
 
 
-def forget_after_fork():
+def forget_after_fork(runtime):
+    """In a forked child: take no records any more, and never free the parent's runtime."""
+    Py_INCREF(runtime)
     RecordQueue.get().forget_after_fork()
 
 

@@ -21,9 +21,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
   c10::Device getDevice() const override { return {kDeviceType, 0}; }
   void setDevice(c10::Device device) const override {
-    TORCH_CHECK(device.index() <= 0, "dtorch has one device, dtorch:0, which stands for all "
-                "workers; got index ", static_cast<int>(device.index()),
-                ". To use a part of the workers, place the tensor on a sub-mesh.");
+    check_device(device);
   }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device device) const override {
