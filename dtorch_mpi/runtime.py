@@ -340,7 +340,8 @@ def _after_fork_in_child():
 
 def register():
     """Make the device known to PyTorch; runs once, at import."""
-    from . import tensor
+    from . import printing, tensor
+    from .device_module import max_memory_allocated, memory_allocated
     from .sharding.hook import shard
 
     def describe(slots):
@@ -360,10 +361,17 @@ def register():
     package = os.path.dirname(os.path.abspath(__file__))
     for folder in (package, os.path.dirname(torch.__file__), os.path.dirname(os.__file__)):
         _core.add_library_folder(folder + os.sep if folder != os.path.dirname(os.__file__) else folder + os.sep)
+    def measure():
+        return memory_allocated(), max_memory_allocated()
+
     _core.register(
-        read=tensor.read, describe=describe, shard=shard, start=init, drain=check, synchronize=sync
+        read=tensor.read, describe=describe, shard=shard, start=init, drain=check, synchronize=sync,
+        measure=measure,
     )
+    # The CPU's: workers' kernels follow its lists. PyTorch's default for other devices is float16.
+    torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))
     tensor.add_methods()
+    printing.install()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     sys.excepthook = _note_failure
 

@@ -42,6 +42,13 @@ cdef extern from *:
         auto done = pybind11::reinterpret_steal<pybind11::object>(
             PyObject_CallNoArgs(dtorch::python_hooks().synchronize));
         if (!done) { python_error error; error.persist(); throw error; }
+      }, [] {
+        pybind11::gil_scoped_acquire gil;
+        auto figures = pybind11::reinterpret_steal<pybind11::object>(
+            PyObject_CallNoArgs(dtorch::python_hooks().measure));
+        if (!figures) { python_error error; error.persist(); throw error; }
+        const auto [bytes, peak] = figures.cast<std::pair<int64_t, int64_t>>();
+        return dtorch::MemoryFigures{bytes, peak};
       });
       dtorch::register_capture();
       dtorch::register_autocast();
@@ -137,6 +144,7 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
         PyObject* start
         PyObject* drain
         PyObject* synchronize
+        PyObject* measure
     PythonHooks& python_hooks()
 
 
@@ -148,10 +156,10 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
     cbool on_workers(const Tensor&)
 
 
-def register(*, read, describe, shard, start, drain, synchronize):
+def register(*, read, describe, shard, start, drain, synchronize, measure):
     """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
     cdef PythonHooks* hooks = &python_hooks()
-    for hook in (read, describe, shard, start, drain, synchronize):
+    for hook in (read, describe, shard, start, drain, synchronize, measure):
         Py_INCREF(hook)
     hooks.read = <PyObject*>read
     hooks.describe = <PyObject*>describe
@@ -159,6 +167,7 @@ def register(*, read, describe, shard, start, drain, synchronize):
     hooks.start = <PyObject*>start
     hooks.drain = <PyObject*>drain
     hooks.synchronize = <PyObject*>synchronize
+    hooks.measure = <PyObject*>measure
     dtorch_register()
 
 

@@ -70,7 +70,6 @@ def test_no_python_runs_for_forward_and_backward():
     x = torch.randn(8, 8, device="dtorch")
     gain = torch.ones(8, device="dtorch", requires_grad=True)
     linear, gelu, layer_norm = torch._C._nn.linear, torch._C._nn.gelu, torch.layer_norm
-    engine = torch._C._EngineBase.run_backward
     run = torch.autograd.Variable._execution_engine.run_backward
     one = torch.ones((), device="dtorch")
 

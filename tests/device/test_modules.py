@@ -21,6 +21,7 @@ def same_module(module, *inputs, **tolerances):
         return (output, gradients, {n: p.grad for n, p in module.named_parameters()},
                 dict(module.named_buffers()))  # fmt: skip
 
+    module.zero_grad()
     twin = copy.deepcopy(module).to("dtorch")
     expected = run(module, on("cpu", inputs))
     check(expected, run(twin, on("dtorch", inputs)), **tolerances)

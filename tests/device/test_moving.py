@@ -102,6 +102,14 @@ def test_printing_reads_once(x):
     assert without_device(text) == without_device(repr(x))
 
 
+def test_printing_reads_only_what_it_shows():
+    x = torch.arange(3e6).view(3, 1000, 1000)
+    moved = x.to("dtorch")
+    assert repr(moved).replace(", device='dtorch:0'", "") == repr(x)
+    assert torch._tensor_str.PRINT_OPTS.threshold == 1000
+    assert str(moved[0, 0, :2]) == "tensor([0., 1.], device='dtorch:0')"
+
+
 def test_printing_a_result_tells_its_gradient_function():
     x = torch.ones(2, device="dtorch", requires_grad=True)
     assert repr(x * 2) == "tensor([2., 2.], device='dtorch:0', grad_fn=<MulBackward0>)"
@@ -199,6 +207,7 @@ def test_meta_and_to_empty():
 def test_pinned_memory_is_not_needed():
     assert not X.is_pinned()
     assert not X.to("dtorch").is_pinned()
+    torch.testing.assert_close(X.pin_memory(), X)
 
 
 def test_storage_is_refused_in_words():
