@@ -1,5 +1,7 @@
 """torch.dtorch: what PyTorch expects of a device's module."""
 
+import contextlib
+
 import torch
 
 _initialized = True  # else torch.utils.checkpoint would not restore the generator's state
@@ -35,8 +37,38 @@ def current_device():
 
 
 def set_device(device):
-    if torch.device(device if isinstance(device, str) else f"dtorch:{device}").index not in (None, 0):
+    """Nothing to choose; raises ValueError for another device than dtorch:0."""
+    named = torch.device(f"dtorch:{device}" if isinstance(device, int) else device)
+    if named.type != "dtorch" or named.index not in (None, 0):
         raise ValueError(f"dtorch has one device, dtorch:0; got {device!r}")
+
+
+class device:  # noqa: N801 -- as torch.cuda.device
+    """A context in which the given device, always dtorch:0, is the current one."""
+
+    def __init__(self, device=None):
+        if device is not None and device != -1:
+            set_device(device)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+
+def current_stream(device=None):
+    """The one stream there is: the program's order."""
+    return torch.accelerator.current_stream()
+
+
+def default_stream(device=None):
+    return current_stream(device)
+
+
+def stream(stream):
+    """A context in which operators go to the given stream, always the same."""
+    return contextlib.nullcontext(stream)
 
 
 def get_device_name(device=None):

@@ -399,13 +399,15 @@ def _after_fork_in_child():
     global _forked, _current
     if _current is not None:
         _forked = True
+        # Never freed: its locks belong to threads that do not exist here.
+        _core.forget_after_fork(_current)
         _current = None
-        _core.forget_after_fork()
 
 
 def register():
     """Make the device known to PyTorch; runs once, at import."""
-    from . import tensor
+    from . import printing, tensor
+    from .device_module import max_memory_allocated, memory_allocated
     from .sharding.hook import shard
 
     def describe(slots):
@@ -425,10 +427,17 @@ def register():
     package = os.path.dirname(os.path.abspath(__file__))
     for folder in (package, os.path.dirname(torch.__file__), os.path.dirname(os.__file__)):
         _core.add_library_folder(folder + os.sep if folder != os.path.dirname(os.__file__) else folder + os.sep)
+    def measure():
+        return memory_allocated(), max_memory_allocated()
+
     _core.register(
-        read=tensor.read, describe=describe, shard=shard, start=init, drain=check, synchronize=sync
+        read=tensor.read, describe=describe, shard=shard, start=init, drain=check, synchronize=sync,
+        measure=measure,
     )
+    # The CPU's: workers' kernels follow its lists. PyTorch's default for other devices is float16.
+    torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))
     tensor.add_methods()
+    printing.install()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     # At import: the user's own handlers, registered later, run before this one.
     atexit.register(_at_exit)

@@ -71,20 +71,29 @@ class CallKey {
   c10::SmallVector<const at::Tensor*, 8> inputs;
   size_t record_words = kHeaderWords_;
   bool sharded = false;
+  // Where the output begins in the viewed input, if the key leaves that out.
+  int64_t position = 0;
 
  private:
   static constexpr size_t kHeaderWords_ = 8;
   void add_tensor(const at::Tensor& tensor, const OperatorInfo& info);
   void add_value(const c10::IValue& value);
+  // Adds the extent that the positions among the arguments give, in their place. Returns the
+  // arguments that this stands for; none where the positions are wrong.
+  std::pair<size_t, size_t> add_positions(const OperatorInfo& info, const c10::IValue* arguments);
 };
 
 // Known calls. The stream lock must be held.
 CallEntry* find_entry(const CallKey& key, uint64_t hash);
 CallEntry* keep_entry(uint64_t hash, std::unique_ptr<CallEntry> entry);
 size_t num_entries();
+// What is known may name shardings of workers that were shut down.
+void forget_entries();
 
 // Works an entry out with PyTorch's meta kernels; raises what PyTorch raises on the CPU for
 // arguments it does not take. Returns false where only a worker can tell.
 bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry);
+// Raises PyTorch's error if its CPU kernel does not take arguments of this metadata.
+void check_on_host(const OperatorInfo& info, const c10::IValue* arguments);
 
 }  // namespace dtorch

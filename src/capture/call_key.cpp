@@ -14,7 +14,7 @@ uint64_t mix(uint64_t a, uint64_t b) {
 
 // Opens each argument in the key, so that no two argument lists give the same words.
 enum Mark : uint64_t { kNone = 1, kInt, kBool, kDouble, kComplex, kInts, kDoubles, kBools, kTensors,
-                       kScalars, kText, kAnyDevice, kHost, kOther };
+                       kScalars, kText, kAnyDevice, kHost, kOther, kExtent };
 uint64_t mark(Mark kind, uint64_t payload = 0) { return kind << 56 | payload; }
 
 }  // namespace
@@ -96,11 +96,50 @@ void CallKey::add_value(const c10::IValue& value) {
   }
 }
 
+std::pair<size_t, size_t> CallKey::add_positions(const OperatorInfo& info,
+                                                 const c10::IValue* arguments) {
+  constexpr std::pair<size_t, size_t> kNothing{0, 0};
+  const bool backward = info.positions == Positions::kSelectBackward ||
+                        info.positions == Positions::kSliceBackward;
+  const bool slice = info.positions == Positions::kSlice || info.positions == Positions::kSliceBackward;
+  const auto& self = arguments[0].toTensor();
+  const auto sizes = backward ? arguments[1].toIntVector() : self.sizes().vec();
+  const size_t at = backward ? 2 : 1;  // of the dim; the positions follow
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  int64_t dim = arguments[at].toInt();
+  if (dim < -ndim || dim >= ndim) return kNothing;
+  if (dim < 0) dim += ndim;
+  const int64_t size = sizes[dim];
+  int64_t first = 0, extent = 1;
+  if (slice) {
+    const int64_t step = arguments[at + 3].toInt();
+    if (step <= 0) return kNothing;
+    first = arguments[at + 1].isNone() ? 0 : arguments[at + 1].toInt();
+    int64_t end = arguments[at + 2].isNone() ? size : arguments[at + 2].toInt();
+    if (first < 0) first += size;
+    if (end < 0) end += size;
+    first = std::clamp<int64_t>(first, 0, size);
+    end = std::clamp<int64_t>(end, first, size);
+    extent = end - first;
+  } else {
+    first = arguments[at + 1].toInt();
+    if (first < -size || first >= size) return kNothing;
+    if (first < 0) first += size;
+  }
+  if (!backward) position = first * self.stride(dim);
+  words.push_back(mark(kExtent, static_cast<uint64_t>(extent)));
+  record_words += 6;
+  return {at + 1, at + (slice ? 3 : 2)};
+}
+
 CallKey::CallKey(const OperatorInfo& info, const c10::IValue* arguments) {
   words.push_back(reinterpret_cast<uintptr_t>(&info));
   words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  std::pair<size_t, size_t> left_out{0, 0};
+  if (C10_UNLIKELY(info.positions != Positions::kNone)) left_out = add_positions(info, arguments);
   for (size_t a = 0; a < info.arguments.size(); ++a) {
     const auto& value = arguments[a];
+    if (C10_UNLIKELY(a >= left_out.first && a < left_out.second)) continue;
     switch (info.arguments[a].kind) {
       case ArgumentKind::kTensor:
         if (value.isTensor()) {
@@ -151,6 +190,7 @@ CallKey::CallKey(const OperatorInfo& info, const c10::IValue* arguments) {
       }
       case ArgumentKind::kDevice: {
         const bool host = !value.isNone() && value.toDevice().type() != kDeviceType;
+        if (!host && !value.isNone()) check_device(value.toDevice());
         words.push_back(mark(host ? kHost : kAnyDevice, value.isNone()));
         record_words += 1;
         break;

@@ -17,6 +17,11 @@ using Slots = c10::SmallVector<uint32_t, 8>;
 // The site number to write, defined on the workers if it is new. The stream lock is held.
 uint32_t site_on_workers(RecordQueue& queue, uint32_t site) {
   static std::vector<bool> defined{true};
+  static uint32_t generation = 0;
+  if (generation != queue.generation()) {
+    defined = {true};
+    generation = queue.generation();
+  }
   if (site < defined.size() && defined[site]) return site;
   if (site >= defined.size()) defined.resize(site + 1);
   const std::string text = site_text(site);
@@ -42,7 +47,7 @@ void define_operator(RecordQueue& queue, OperatorInfo& info) {
   writer.string(info.name);
   writer.string(info.overload);
   queue.commit(writer.end());
-  info.defined_on_workers = true;
+  info.defined_for = queue.generation();
   if (flight_noted_by_client()) flight_record().define_op(info.number, info.name);
 }
 
@@ -79,13 +84,14 @@ void upload_indices(const OperatorInfo& info, c10::IValue* arguments) {
 void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, const CallKey& key,
                const c10::IValue* arguments, uint32_t site, const c10::IValue& generator_pair,
                Slots* outputs) {
-  if (C10_UNLIKELY(!info.defined_on_workers)) define_operator(queue, info);
-  site = site_on_workers(queue, site);
-
-  if (flight_noted_by_client()) flight_record().note(info.number, site);
-
   Slots inputs;
-  for (const at::Tensor* input : key.inputs) inputs.push_back(slot_of(*input).id);
+  for (const at::Tensor* input : key.inputs) {
+    inputs.push_back(slot_of(*input).id);
+    queue.check_alive(inputs.back());
+  }
+  if (C10_UNLIKELY(info.defined_for != queue.generation())) define_operator(queue, info);
+  site = site_on_workers(queue, site);
+  if (flight_noted_by_client()) flight_record().note(info.number, site);
   for (const auto& move : entry.moves) {
     const uint32_t moved = queue.take_slot();
     emit_redistribute(queue, inputs[move.input], moved, *key.inputs[move.input], move.from, move.to,
@@ -176,10 +182,10 @@ void update_written(const at::Tensor& tensor, const TensorMeta& meta) {
   }
 }
 
-// base: the tensor whose memory the output shares, or null.
+// base: the tensor whose memory the output shares, or null; the entry's offset counts from
+// `base_offset`.
 at::Tensor make_output(const TensorMeta& meta, uint32_t slot, const at::Tensor* base,
-                       bool absolute_offset) {
-  const int64_t base_offset = base && !absolute_offset ? base->storage_offset() : 0;
+                       int64_t base_offset) {
   auto tensor = make_tensor(slot, meta.sharding, meta.dtype, meta.sizes, meta.strides,
                             meta.offset + base_offset);
   if (base) slot_of(*base).add_alias(slot_of(tensor));
@@ -188,8 +194,9 @@ at::Tensor make_output(const TensorMeta& meta, uint32_t slot, const at::Tensor* 
   return tensor;
 }
 
+// `position`: what the key has left out of the entry's offsets.
 void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots& slots,
-                  Stack* stack) {
+                  int64_t position, Stack* stack) {
   const size_t base = stack->size() - info.arguments.size();
   c10::SmallVector<c10::IValue, 4> results;
   size_t next = 0;
@@ -199,15 +206,20 @@ void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots&
     const at::Tensor* viewed = info_r.viewed_argument < 0
                                    ? nullptr
                                    : &(*stack)[base + info_r.viewed_argument].toTensor();
+    int64_t offset = position;
+    // as_strided counts from the storage if it is given an offset.
+    if (viewed && !(info.absolute_offset && !(*stack)[base + 3].isNone())) {
+      offset += viewed->storage_offset();
+    }
     switch (output.kind) {
       case OutputKind::kTensor:
-        results.emplace_back(make_output(output.tensors[0], slots[next++], viewed, info.absolute_offset));
+        results.emplace_back(make_output(output.tensors[0], slots[next++], viewed, offset));
         break;
       case OutputKind::kList: {
         c10::List<at::Tensor> list;
         list.reserve(output.tensors.size());
         for (const auto& meta : output.tensors) {
-          list.push_back(make_output(meta, slots[next++], viewed, info.absolute_offset));
+          list.push_back(make_output(meta, slots[next++], viewed, offset));
         }
         results.emplace_back(std::move(list));
         break;
@@ -283,6 +295,19 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
   *slots = kept;
 }
 
+// Indexing has a shape that depends on data only where a mask is among the indices.
+bool has_mask(const OperatorInfo& info, const c10::IValue* arguments) {
+  for (size_t a = 0; a < info.arguments.size(); ++a) {
+    if (info.arguments[a].kind != ArgumentKind::kOptionalTensorList || !arguments[a].isList()) continue;
+    for (const auto& element : arguments[a].toListRef()) {
+      if (!element.isTensor() || !element.toTensor().defined()) continue;
+      const auto dtype = element.toTensor().scalar_type();
+      if (dtype == at::kBool || dtype == at::kByte) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 CaptureCounters& counters() {
@@ -306,30 +331,51 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   c10::IValue generator;
   if (C10_UNLIKELY(info.generator_argument >= 0)) generator = draw(arguments[info.generator_argument]);
 
+  MetaRule rule = info.meta_rule;
+  if (C10_UNLIKELY(rule == MetaRule::kDynamic && info.takes_host_indices && !has_mask(info, arguments))) {
+    rule = MetaRule::kMeta;
+  }
+
   Slots slots;
   CallEntry* entry = nullptr;
   {
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = find_entry(key, hash);
-    if (C10_LIKELY(entry != nullptr && entry->decomposition == nullptr)) {
+    if (C10_LIKELY(entry != nullptr && rule != MetaRule::kDynamic && entry->decomposition == nullptr)) {
       emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
       counters().operators += 1;
     }
+  }
+  if (C10_UNLIKELY(rule == MetaRule::kDynamic)) {
+    // The key is kept all the same: what was checked once need not be again.
+    if (entry == nullptr) check_on_host(info, arguments);
+    CallEntry measured;
+    capture_measured(queue, info, key, arguments, site, generator, &measured, &slots);
+    push_outputs(info, measured, slots, 0, stack);
+    std::lock_guard<SpinLock> guard(queue.lock);
+    counters().operators += 1;
+    if (entry == nullptr) {
+      counters().misses += 1;
+      auto checked = std::make_unique<CallEntry>();
+      checked->key = key.words;
+      keep_entry(hash, std::move(checked));
+    }
+    return;
   }
   if (C10_UNLIKELY(entry == nullptr)) {
     auto fresh = std::make_unique<CallEntry>();
     fresh->key = key.words;
     const bool measured =
-        info.meta_rule != MetaRule::kMeta || !infer_outputs(info, arguments, fresh.get());
+        rule != MetaRule::kMeta || !infer_outputs(info, arguments, fresh.get());
+    if (key.position != 0 && !measured) {
+      for (auto& output : fresh->outputs) {
+        for (auto& meta : output.tensors) meta.offset -= key.position;
+      }
+    }
     if (measured) {
       capture_measured(queue, info, key, arguments, site, generator, fresh.get(), &slots);
     } else if (key.sharded) {
       work_out_sharding(info, arguments, false, fresh.get());
-    }
-    if (measured && info.meta_rule == MetaRule::kDynamic) {
-      push_outputs(info, *fresh, slots, stack);
-      counters().operators += 1;
-      return;
     }
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = keep_entry(hash, std::move(fresh));
@@ -341,7 +387,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     entry->decomposition(stack);
     return;
   }
-  push_outputs(info, *entry, slots, stack);
+  push_outputs(info, *entry, slots, key.position, stack);
 }
 
 }  // namespace dtorch

@@ -24,6 +24,7 @@ void to_copy(const c10::OperatorHandle& op, Stack* stack) {
   const c10::Device target = arguments[3].isNone() ? self.device() : arguments[3].toDevice();
   const bool from_workers = on_workers(self);
   const bool to_workers = target.type() == kDeviceType;
+  if (to_workers) check_device(target);
   if (from_workers && to_workers) {
     capture(op, stack);
     return;

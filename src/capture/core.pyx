@@ -42,6 +42,13 @@ cdef extern from *:
         auto done = pybind11::reinterpret_steal<pybind11::object>(
             PyObject_CallNoArgs(dtorch::python_hooks().synchronize));
         if (!done) { python_error error; error.persist(); throw error; }
+      }, [] {
+        pybind11::gil_scoped_acquire gil;
+        auto figures = pybind11::reinterpret_steal<pybind11::object>(
+            PyObject_CallNoArgs(dtorch::python_hooks().measure));
+        if (!figures) { python_error error; error.persist(); throw error; }
+        const auto [bytes, peak] = figures.cast<std::pair<int64_t, int64_t>>();
+        return dtorch::MemoryFigures{bytes, peak};
       });
       dtorch::register_capture();
       dtorch::register_autocast();
@@ -107,6 +114,7 @@ cdef extern from "capture/call_entry.h" namespace "dtorch":
     cppclass TensorMeta:
         pass
     size_t num_entries()
+    void forget_entries()
 
 
 cdef extern from "capture/capture.h" namespace "dtorch":
@@ -136,6 +144,7 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
         PyObject* start
         PyObject* drain
         PyObject* synchronize
+        PyObject* measure
     PythonHooks& python_hooks()
 
 
@@ -162,10 +171,10 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
     cbool on_workers(const Tensor&)
 
 
-def register(*, read, describe, shard, start, drain, synchronize):
+def register(*, read, describe, shard, start, drain, synchronize, measure):
     """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
     cdef PythonHooks* hooks = &python_hooks()
-    for hook in (read, describe, shard, start, drain, synchronize):
+    for hook in (read, describe, shard, start, drain, synchronize, measure):
         Py_INCREF(hook)
     hooks.read = <PyObject*>read
     hooks.describe = <PyObject*>describe
@@ -173,6 +182,7 @@ def register(*, read, describe, shard, start, drain, synchronize):
     hooks.start = <PyObject*>start
     hooks.drain = <PyObject*>drain
     hooks.synchronize = <PyObject*>synchronize
+    hooks.measure = <PyObject*>measure
     dtorch_register()
 
 
@@ -261,6 +271,7 @@ def open_queue(uint64_t max_records, uint64_t max_bytes):
     cdef RecordQueue* queue = &RecordQueue.get()
     queue.max_records = max_records
     queue.max_bytes = max_bytes
+    forget_entries()
     queue.open()
 
 
@@ -272,7 +283,9 @@ def queue_is_open():
     return RecordQueue.get().is_open()
 
 
-def forget_after_fork():
+def forget_after_fork(runtime):
+    """In a forked child: take no records any more, and never free the parent's runtime."""
+    Py_INCREF(runtime)
     RecordQueue.get().forget_after_fork()
 
 

@@ -100,6 +100,10 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
   } else if (contains(kMeasured, name)) {
     meta_rule = MetaRule::kMeasured;
   }
+  if (name == "aten::select" && overload == "int") positions = Positions::kSelect;
+  if (name == "aten::slice" && overload == "Tensor") positions = Positions::kSlice;
+  if (name == "aten::select_backward" && overload.empty()) positions = Positions::kSelectBackward;
+  if (name == "aten::slice_backward" && overload.empty()) positions = Positions::kSliceBackward;
   takes_host_indices = contains(kHostIndices, name);
   absolute_offset = name == "aten::as_strided";
 }

@@ -38,6 +38,10 @@ enum class MetaRule : uint8_t {
   kDynamic,   // depends on data: ask the worker each time
 };
 
+// Arguments that say where a part of a tensor lies. They shift the output's offset and leave
+// the rest of its metadata alone, so a loop over positions finds one entry in the cache.
+enum class Positions : uint8_t { kNone, kSelect, kSlice, kSelectBackward, kSliceBackward };
+
 struct OperatorInfo {
   OperatorInfo(const c10::OperatorHandle& handle, uint32_t number);
 
@@ -47,7 +51,8 @@ struct OperatorInfo {
   std::vector<ArgumentInfo> arguments;
   std::vector<ReturnInfo> returns;
   MetaRule meta_rule = MetaRule::kMeta;
-  bool defined_on_workers = false;
+  uint32_t defined_for = 0;  // the generation of workers that know it
+  Positions positions = Positions::kNone;
   bool writes = false;
   bool views = false;
   int16_t generator_argument = -1;

@@ -15,6 +15,7 @@ struct PythonHooks {
   PyObject* start = nullptr;     // () -> None: the runtime is needed and not started
   PyObject* drain = nullptr;     // () -> None: raises if the workers are gone
   PyObject* synchronize = nullptr;  // () -> None: waits for everything issued
+  PyObject* measure = nullptr;      // () -> (bytes of live tensors, peak of the process)
 };
 
 PythonHooks& python_hooks();

@@ -75,10 +75,28 @@ uint32_t RecordQueue::take_slot() {
   return next_slot_++;
 }
 
-void RecordQueue::free_slot(uint32_t slot) {
-  if (!is_open()) return;
+void RecordQueue::open() {
   std::lock_guard<SpinLock> guard(lock);
-  if (is_open()) free_slot_locked(slot);
+  ++generation_;
+  first_slot_ = live_slots() == 0 ? 0 : next_slot_;
+  next_slot_ = first_slot_;
+  free_slots_.clear();
+  open_.store(true);
+}
+
+void RecordQueue::check_alive(uint32_t slot) const {
+  TORCH_CHECK(slot >= first_slot_, "this tensor belongs to dtorch workers that were shut down: "
+              "make it again, or keep its value with .cpu() before dtorch_mpi.shutdown()");
+}
+
+void RecordQueue::free_slot(uint32_t slot) {
+  std::lock_guard<SpinLock> guard(lock);
+  if (slot < first_slot_) return;
+  if (is_open()) {
+    free_slot_locked(slot);
+  } else {
+    free_slots_.push_back(slot);
+  }
 }
 
 void RecordQueue::free_slot_locked(uint32_t slot) {

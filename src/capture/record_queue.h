@@ -117,7 +117,11 @@ class RecordQueue {
   void flush();
   // Stops taking records: after shutdown and in forked children.
   void close() { open_.store(false); }
-  void open() { open_.store(true); }
+  // A new set of workers: they know no operator, site or slot of the ones before.
+  void open();
+  uint32_t generation() const { return generation_; }
+  // Raises for a slot of workers that were shut down.
+  void check_alive(uint32_t slot) const;
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
   void forget_after_fork();
 
@@ -138,7 +142,7 @@ class RecordQueue {
   uint64_t executed() const { return executed_.load(std::memory_order_acquire); }
   uint64_t bytes_issued() const { return bytes_issued_.load(std::memory_order_acquire); }
   uint64_t bytes_executed() const { return bytes_executed_.load(std::memory_order_acquire); }
-  uint64_t live_slots() const { return next_slot_ - free_slots_.size(); }
+  uint64_t live_slots() const { return next_slot_ - first_slot_ - free_slots_.size(); }
 
   // The bounds of run-ahead.
   uint64_t max_records = 100'000;
@@ -155,6 +159,8 @@ class RecordQueue {
   uint32_t tail_records_ = 0;
   std::vector<uint32_t> free_slots_;
   uint32_t next_slot_ = 0;
+  uint32_t first_slot_ = 0;  // those below belong to workers that were shut down
+  uint32_t generation_ = 0;
   std::atomic<bool> open_{false};
 
   alignas(64) std::atomic<uint64_t> issued_{0};

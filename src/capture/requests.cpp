@@ -72,6 +72,7 @@ at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
 
 at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
   RecordQueue::get().throttle();
+  RecordQueue::get().check_alive(slot_of(tensor).id);
   uint32_t slot;
   emit(kHeaderWords + 8 + 2 * tensor.dim(), [&](Writer& writer, RecordQueue& q) {
     slot = q.take_slot();
@@ -87,6 +88,7 @@ at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
 }
 
 void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding) {
+  if (kind != Kind::kSync) RecordQueue::get().check_alive(slot);
   emit(kHeaderWords + 10, [&](Writer& writer, RecordQueue&) {
     writer.begin(kind, 0, slot, 0);
     writer.promise(promise);

@@ -1,5 +1,7 @@
 // The dtorch device as PyTorch sees it: guard, hooks, shallow-copy rule.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -15,15 +17,18 @@ std::function<void()>& synchronize_hook() {
   return hook;
 }
 
+std::function<MemoryFigures()>& measure_hook() {
+  static std::function<MemoryFigures()> hook;
+  return hook;
+}
+
 // One device with one stream: the workers' order of execution is the program's.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kDeviceType; }
   c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
   c10::Device getDevice() const override { return {kDeviceType, 0}; }
   void setDevice(c10::Device device) const override {
-    TORCH_CHECK(device.index() <= 0, "dtorch has one device, dtorch:0, which stands for all "
-                "workers; got index ", static_cast<int>(device.index()),
-                ". To use a part of the workers, place the tensor on a sub-mesh.");
+    check_device(device);
   }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device device) const override {
@@ -40,6 +45,46 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     synchronize_hook()();
     return true;
   }
+  // With one stream, an event is done when everything issued is: it needs no state of its own.
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
+    static char recorded;
+    *event = &recorded;
+  }
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override {
+    synchronize_hook()();
+    return true;
+  }
+  void synchronizeEvent(void*) const override { synchronize_hook()(); }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+};
+
+// What torch.accelerator asks about memory. Workers allocate; nothing does here.
+struct MemoryOfWorkers final : c10::DeviceAllocator {
+  c10::DataPtr allocate(size_t) override {
+    TORCH_CHECK(false, "a dtorch tensor has no storage on the client; make it with "
+                "torch.empty(..., device='dtorch')");
+  }
+  void copy_data(void*, const void*, size_t) const override { allocate_nothing(); }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    const auto figures = measure_hook()();
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    bytes.current = figures.bytes;
+    bytes.peak = figures.peak;
+    stats.reserved_bytes = stats.allocated_bytes;
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+
+ private:
+  static void allocate_nothing() { TORCH_CHECK(false, "a dtorch tensor has no storage on the client"); }
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {
@@ -54,6 +99,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return default_generator();
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return new_generator(); }
+  // The client has no device to copy to, so ordinary memory serves as well as pinned.
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void*) const override { return false; }
 };
 
 // `param.data = param.data.to("dtorch")` keeps the Parameter object, and with it weight
@@ -64,8 +112,11 @@ bool has_compatible_shallow_copy_type(const at::Tensor&, const at::Tensor&) { re
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-void register_device(std::function<void()> synchronize) {
+void register_device(std::function<void()> synchronize, std::function<MemoryFigures()> measure) {
   synchronize_hook() = std::move(synchronize);
+  measure_hook() = std::move(measure);
+  static auto* memory = new MemoryOfWorkers;
+  c10::SetAllocator(kDeviceType, memory);
   at::RegisterPrivateUse1HooksInterface(new Hooks());  // PyTorch keeps it for good
 }
 

@@ -9,6 +9,12 @@ Slot::~Slot() {
   RecordQueue::get().free_slot(id);
 }
 
+void check_device(c10::Device device) {
+  TORCH_CHECK(device.index() <= 0, "dtorch has one device, dtorch:0, which stands for all "
+              "workers; got index ", static_cast<int>(device.index()),
+              ". To use a part of the workers, place the tensor on a sub-mesh.");
+}
+
 at::Tensor make_tensor(uint32_t slot, uint32_t sharding, c10::ScalarType dtype,
                        c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(

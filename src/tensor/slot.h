@@ -39,6 +39,9 @@ struct Slot final : c10::BackendMeta {
   }
 };
 
+// Raises for another than dtorch:0.
+void check_device(c10::Device device);
+
 inline bool on_workers(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDeviceType;
 }

@@ -1,0 +1,124 @@
+"""torch.dtorch and torch.accelerator."""
+
+import pytest
+import torch
+
+import dtorch_mpi as dt
+
+
+def test_names():
+    assert torch.device("dtorch").type == "dtorch"
+    assert torch._C._get_privateuse1_backend_name() == "dtorch"
+    assert torch.get_device_module("dtorch") is torch.dtorch
+    assert "workers" in torch.dtorch.get_device_name()
+
+
+def test_one_device():
+    assert torch.dtorch.is_available() and torch.dtorch.is_initialized()
+    assert torch.dtorch.device_count() == 1
+    assert torch.dtorch.current_device() == 0
+    torch.dtorch.set_device(0)
+    torch.dtorch.set_device("dtorch:0")
+    with torch.dtorch.device(0):
+        assert torch.ones(1, device="dtorch").device.index == 0
+    with pytest.raises(ValueError, match="one device"):
+        torch.dtorch.set_device(1)
+
+
+def test_synchronize_waits():
+    x = torch.ones(200, 200, device="dtorch")
+    for _ in range(50):
+        x = x @ x * 0.005
+    torch.dtorch.synchronize()
+    counters = dt.debug.counters()
+    assert counters["records_executed"] >= counters["records_issued"] - 60
+
+
+def test_memory():
+    before = torch.dtorch.memory_allocated()
+    x = torch.ones(1000, 1000, device="dtorch")
+    assert torch.dtorch.memory_allocated() - before == 4_000_000
+    del x
+    assert torch.dtorch.memory_allocated() == before
+    assert torch.dtorch.max_memory_allocated() > 0
+    torch.dtorch.empty_cache()
+
+
+def test_generator_functions():
+    torch.dtorch.manual_seed(12)
+    assert torch.dtorch.initial_seed() == 12
+    state = torch.dtorch.get_rng_state()
+    assert state.dtype == torch.uint8 and state.device.type == "cpu"
+    first = torch.rand(2, device="dtorch").tolist()
+    torch.dtorch.set_rng_state(state)
+    assert torch.rand(2, device="dtorch").tolist() == first
+    with pytest.raises(RuntimeError, match="16 contiguous uint8"):
+        torch.dtorch.set_rng_state(torch.zeros(3, dtype=torch.uint8))
+    torch.manual_seed(12)
+    assert torch.dtorch.initial_seed() == 12
+
+
+def test_streams_and_events():
+    stream = torch.dtorch.current_stream()
+    event = torch.Event("dtorch")
+    x = torch.ones(3, device="dtorch") + 1
+    event.record(stream)
+    event.synchronize()
+    assert event.query()
+    stream.synchronize()
+    with stream:
+        y = x + 1
+    assert y.tolist() == [3, 3, 3]
+    stream.wait_event(event)
+    x.record_stream(stream)
+
+
+def test_accelerator():
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator().type == "dtorch"
+    assert torch.accelerator.device_count() == 1
+    assert torch.accelerator.current_device_index() == 0
+    torch.accelerator.set_device_index(0)
+    torch.accelerator.synchronize()
+    assert torch.accelerator.current_stream().device.type == "dtorch"
+    x = torch.ones(100, 100, device=torch.accelerator.current_accelerator())
+    assert x.device.type == "dtorch"
+
+
+def test_accelerator_memory():
+    before = torch.accelerator.memory_allocated()
+    x = torch.ones(100, 100, device="dtorch")
+    assert torch.accelerator.memory_allocated() - before == 40_000
+    assert torch.accelerator.max_memory_allocated() >= 40_000
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats()
+    del x
+
+
+def test_capabilities():
+    assert torch.dtorch.is_bf16_supported()
+    assert torch.bfloat16 in torch.dtorch.get_amp_supported_dtype()
+
+
+def test_a_device_of_another_number_of_workers(several_workers):
+    assert dt.num_workers() == several_workers
+    assert torch.dtorch.device_count() == 1
+    x = torch.arange(3.0, device="dtorch")
+    torch.dtorch.synchronize()
+    assert x.tolist() == [0, 1, 2]
+
+
+def test_tensors_of_a_runtime_that_was_shut_down():
+    x = torch.ones(2, device="dtorch")
+    dt.shutdown()
+    try:
+        y = torch.ones(2, device="dtorch")
+        with pytest.raises(RuntimeError, match="shut down"):
+            x + 1
+        with pytest.raises(RuntimeError, match="shut down"):
+            x.cpu()
+        assert (y + 1).tolist() == [2, 2]
+        del x
+        assert (y + 2).tolist() == [3, 3]
+    finally:
+        dt.shutdown()
