@@ -295,19 +295,6 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
   *slots = kept;
 }
 
-// Indexing has a shape that depends on data only where a mask is among the indices.
-bool has_mask(const OperatorInfo& info, const c10::IValue* arguments) {
-  for (size_t a = 0; a < info.arguments.size(); ++a) {
-    if (info.arguments[a].kind != ArgumentKind::kOptionalTensorList || !arguments[a].isList()) continue;
-    for (const auto& element : arguments[a].toListRef()) {
-      if (!element.isTensor() || !element.toTensor().defined()) continue;
-      const auto dtype = element.toTensor().scalar_type();
-      if (dtype == at::kBool || dtype == at::kByte) return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 CaptureCounters& counters() {

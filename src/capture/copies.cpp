@@ -71,6 +71,11 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
   return self.eq(other).all().item().toBool();
 }
 
+// Forward-mode AD asks it of tangents: their layouts are compared beside it.
+bool has_same_storage_numel(const at::Tensor& self, const at::Tensor& other) {
+  return self.numel() == other.numel();
+}
+
 void record_stream(at::Tensor&, at::Stream) {}  // one stream: order is the program's
 
 }  // namespace
@@ -80,6 +85,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy>());
   library.impl("_local_scalar_dense", &local_scalar_dense);
   library.impl("equal", &equal);
+  library.impl("_has_same_storage_numel", &has_same_storage_numel);
   library.impl("record_stream", &record_stream);
 }
 

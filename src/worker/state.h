@@ -67,7 +67,7 @@ struct WorkerState {
   }
   SlotEntry& known_slot(uint32_t number) {
     if (number >= slots.size() || slots[number].state == SlotEntry::State::kEmpty) {
-      Reader::fail("a slot that holds nothing");
+      Reader::fail(("slot " + std::to_string(number) + ", which holds nothing").c_str());
     }
     return slots[number];
   }

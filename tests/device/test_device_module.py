@@ -29,9 +29,9 @@ def test_synchronize_waits():
     x = torch.ones(200, 200, device="dtorch")
     for _ in range(50):
         x = x @ x * 0.005
+    future = x.to_torch_async()
     torch.dtorch.synchronize()
-    counters = dt.debug.counters()
-    assert counters["records_executed"] >= counters["records_issued"] - 60
+    assert future.is_ready()
 
 
 def test_memory():

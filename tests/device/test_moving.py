@@ -92,7 +92,8 @@ PRINTED = [
 @pytest.mark.parametrize("x", PRINTED, ids=range(len(PRINTED)))
 def test_printing_reads_once(x):
     def without_device(text):
-        return "".join(text.replace(", device='dtorch:0'", "").replace(",device='dtorch:0'", "").split())
+        # Where the device is named, a line may be broken elsewhere.
+        return "".join(text.split()).replace(",device='dtorch:0'", "")
 
     moved = on("dtorch", x)
     before = dt.debug.counters()["reads"]
