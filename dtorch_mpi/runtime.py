@@ -35,6 +35,7 @@ class Runtime:
         self._unread = deque()  # answers that nobody took
         self._unread_failures = deque()
         self.groups = None
+        self.end_job = None  # under MPI: leaves with all ranks after a failure
         self.closed = False
         self.controller = _controller.Controller(
             [link.controller_end() for link in links],
@@ -183,6 +184,8 @@ class Runtime:
             time.sleep(0.005)
         self._thread.join(timeout=max(0.5, until - time.monotonic()))
         self.controller.abandon()
+        if self.end_job is not None:
+            return self.end_job()
         return not any(worker.running for worker in self._workers)
 
 
@@ -406,7 +409,7 @@ def _after_fork_in_child():
 
 def register():
     """Make the device known to PyTorch; runs once, at import."""
-    from . import printing, tensor
+    from . import loading, printing, tensor
     from .device_module import max_memory_allocated, memory_allocated
     from .sharding.hook import shard
 
@@ -438,6 +441,7 @@ def register():
     torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))
     tensor.add_methods()
     printing.install()
+    loading.install()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     # At import: the user's own handlers, registered later, run before this one.
     atexit.register(_at_exit)
