@@ -125,7 +125,7 @@ def mutated(programs, chance):
         record = chance.choice(program)
         at = chance.randrange(len(record)) if record else 0
         what = chance.randrange(10)
-        if not record:
+        if len(record) < HEADER_WORDS:
             continue
         if what == 0:
             record[at] ^= 1 << chance.randrange(32)
