@@ -94,7 +94,8 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
     # Rank 0 decides what a Ctrl-C means; the launcher sends it to all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = _mpi.MPIWorkerLink(comm, worker, ranks, board, settings.spins)
-    serving = _worker.Worker(worker, device, socket.gethostname(), link.worker_end(), maker)
+    serving = _worker.Worker(worker, device, socket.gethostname(), link.worker_end(), maker,
+                             num_workers=len(ranks))
     _begin_flight(comm, f"worker {worker}", by_client=False)
     serving.note_flight()
     serving.run(threads)
