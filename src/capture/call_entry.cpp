@@ -1,5 +1,7 @@
 #include "capture/call_entry.h"
 
+#include "capture/python_hooks.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -199,6 +201,7 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
       info.handle.callBoxed(stack);
     }
   } catch (const std::exception&) {
+    rethrow_interrupt();
     // Either the user's arguments are wrong, or the meta kernel is: the CPU's kernel knows,
     // and its error is the one that PyTorch's users expect.
     check_on_host(info, arguments);

@@ -127,6 +127,17 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
   }
 }
 
+void rethrow_interrupt() {
+  try {
+    throw;
+  } catch (python_error& error) {
+    py::gil_scoped_acquire gil;
+    if (error.matches(PyExc_KeyboardInterrupt)) throw;
+  } catch (...) {
+    return;
+  }
+}
+
 void start_runtime() {
   py::gil_scoped_acquire gil;
   call(python_hooks().start);

@@ -27,6 +27,8 @@ std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots);
 // output shardings and local sizes. `measured`: its outputs are not known beforehand.
 void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
                        CallEntry* entry);
+// In a catch block: lets a Ctrl-C that came in a Python kernel go on to the user.
+void rethrow_interrupt();
 void start_runtime();
 void check_workers();
 

@@ -223,9 +223,9 @@ def test_python_kernel_that_raises():
 
 
 def test_python_kernel_names_the_line():
-    line = next_line()
-    rows = fail_on(0)
-    assert f":{line} in" in failure_of(rows).site
+    # The innermost line that is neither PyTorch's nor ours: that of the test's own helper.
+    site = failure_of(fail_on(0)).site
+    assert "worker_kernels.py:" in site and site.endswith(" in fail_on"), site
 
 
 @pytest.mark.parametrize("failing", [0, -1], ids=["first", "last"])
