@@ -340,7 +340,7 @@ def _after_fork_in_child():
 
 def register():
     """Make the device known to PyTorch; runs once, at import."""
-    from . import printing, tensor
+    from . import loading, printing, tensor
     from .device_module import max_memory_allocated, memory_allocated
     from .sharding.hook import shard
 
@@ -372,6 +372,7 @@ def register():
     torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))
     tensor.add_methods()
     printing.install()
+    loading.install()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     sys.excepthook = _note_failure
 

@@ -9,6 +9,9 @@
 namespace dtorch {
 namespace {
 
+// What the client may run itself, on zeros, to see whether PyTorch takes the arguments.
+constexpr int64_t kFewElements = 1 << 14;
+
 constexpr size_t kMaxEntries = 200'000;
 
 ska::flat_hash_map<uint64_t, std::unique_ptr<CallEntry>>& entries() {
@@ -26,7 +29,7 @@ at::Tensor stand_in(const at::Tensor& tensor, c10::Device device, const Operator
     result = info.absolute_offset
         ? at::empty({int64_t{1} << 48}, options).as_strided(tensor.sizes(), tensor.strides())
         : at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  } else if (written) {
+  } else if (written || tensor.numel() <= kFewElements) {
     result = at::empty_strided(tensor.sizes(), tensor.strides(), options).zero_();
   } else if (info.views) {
     // Which views exist depends on the strides; their kernels touch no memory.
@@ -88,25 +91,42 @@ TensorMeta meta_of(const at::Tensor& tensor) {
 // Kernels that refuse values and not only metadata: the zeros of a stand-in tell nothing.
 bool judges_values(std::string_view name) {
   for (std::string_view part : {"linalg", "lu_", "cholesky", "multinomial", "ormqr", "solve",
-                                "_assert", "ctc_loss", "segment_reduce", "embedding_bag"}) {
+                                "_assert", "ctc_loss", "segment_reduce", "embedding_bag", "index_put"}) {
     if (name.find(part) != std::string_view::npos) return true;
   }
   return !name.starts_with("aten::");
 }
 
+// The CPU's kernels keep the statistics of a reduced-precision input in its own dtype, unless a
+// parameter is float32; the meta kernels say float32 always.
+void mend_norm_statistics(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry) {
+  if (info.name != "aten::native_layer_norm" && info.name != "aten::native_group_norm") return;
+  const auto dtype = arguments[0].toTensor().scalar_type();
+  if (dtype != at::kBFloat16 && dtype != at::kHalf) return;
+  bool mixed = false;
+  for (size_t a = 1; a < info.arguments.size(); ++a) {
+    if (!arguments[a].isTensor() || !arguments[a].toTensor().defined()) continue;
+    mixed = mixed || arguments[a].toTensor().scalar_type() != dtype;
+  }
+  for (size_t r = 1; r < 3; ++r) {
+    for (auto& meta : entry->outputs[r].tensors) meta.dtype = mixed ? at::kFloat : dtype;
+  }
+}
+
 // Whether a run on the client costs next to nothing.
 bool is_small(const CallEntry& entry, const Stack& stand_ins) {
-  constexpr int64_t kFew = 1 << 14;
   for (const auto& value : stand_ins) {
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > kFew) return false;
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > kFewElements) {
+      return false;
+    }
     if (!value.isTensorList()) continue;
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (tensor.numel() > kFew) return false;
+      if (tensor.numel() > kFewElements) return false;
     }
   }
   for (const auto& output : entry.outputs) {
     for (const auto& meta : output.tensors) {
-      if (c10::multiply_integers(meta.sizes) > kFew) return false;
+      if (c10::multiply_integers(meta.sizes) > kFewElements) return false;
     }
   }
   return true;
@@ -183,6 +203,7 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
       output.constant = value;
     }
   }
+  mend_norm_statistics(info, arguments, entry);
   // Meta kernels take some arguments that no other kernel does.
   if (!info.views && !judges_values(info.name) && is_small(*entry, given)) {
     check_on_host(info, arguments);

@@ -74,7 +74,7 @@ def test_no_python_runs_for_forward_and_backward():
     one = torch.ones((), device="dtorch")
 
     def body():
-        for _ in range(REPEATS // 20):
+        for _ in range(REPEATS // 10):
             y = layer_norm(gelu(linear(x, weight, bias)), (8,), gain)
             loss = y.log_softmax(-1).sum()
             run((loss,), (one,), False, False, (), True, True)
