@@ -44,6 +44,8 @@ def mpi_flags():
     shown = subprocess.run([mpicc, "-show"], capture_output=True, text=True, check=True).stdout
     words = shlex.split(shown)[1:]
     compile_flags = [w for w in words if w.startswith(("-I", "-D", "-pthread"))]
+    # mpicc does not link the old C++ bindings, which mpi.h would otherwise bring in.
+    compile_flags += ["-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
     link_flags = [w for w in words if w.startswith(("-L", "-l", "-Wl,"))]
     print(f"setup.py: MPI from {mpicc}: {' '.join(compile_flags + link_flags)}")
     return compile_flags, link_flags
@@ -70,12 +72,14 @@ def extension(name, files, compile_flags=(), link_flags=(), links=()):
     if sanitize:
         cxx.append(f"-fsanitize={sanitize}")
         link.append(f"-fsanitize={sanitize}")
+    # Before Python's own include folder, where an MPI wheel may have put another mpi.h.
+    own_includes = [flag[2:] for flag in compile_flags if flag.startswith("-I")]
     LINKS[f"dtorch_mpi.{name}"] = [f"dtorch_mpi.{other}" for other in links]
     return Extension(
         f"dtorch_mpi.{name}",
         files,
         language="c++",
-        include_dirs=[str(ROOT / "src"), *include_paths()],
+        include_dirs=[str(ROOT / "src"), *own_includes, *include_paths()],
         library_dirs=library_paths(),
         libraries=["c10", "torch", "torch_cpu", "torch_python"],
         extra_compile_args=cxx + list(compile_flags),

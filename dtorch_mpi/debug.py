@@ -24,4 +24,4 @@ def fallbacks():
     """[(operator, placements, times)] of calls that gathered inputs for want of a better rule."""
     from .sharding.hook import fallback_counts
 
-    return [(operator, placements, n) for (operator, placements), n in fallback_counts.items()]
+    return [(operator, placements, n) for (operator, placements), n in fallback_counts().items()]

@@ -1,24 +1,31 @@
 """Futures: values on their way from the workers."""
 
 import asyncio
+import threading
 import time
+import weakref
 
 from .errors import WorkerError
 
 
 class VoidFuture:
-    """Becomes ready when every worker has executed what was issued before it."""
+    """Becomes ready when every worker has executed what was issued before it.
+
+    Any thread may use it, and several at once.
+    """
 
     def __init__(self, runtime, replies):
         self._runtime = runtime
         self._replies = replies
+        self._lock = threading.Lock()
         self._error = None
         self._done = False
         self._value = None
 
     def is_ready(self):
         """Whether get() would return at once. Never waits."""
-        return self._done or self._replies.poll()
+        replies = self._replies
+        return replies is None or replies.poll()
 
     def wait(self, timeout_ms):
         """Wait at most `timeout_ms` milliseconds for the value and return it.
@@ -27,46 +34,60 @@ class VoidFuture:
         WorkerError if what it depends on failed.
         """
         until = time.monotonic() + timeout_ms / 1e3
-        while not self.is_ready():
+        while (replies := self._replies) is not None:
             left = until - time.monotonic()
-            if left <= 0:
+            if replies.poll() or (left > 0 and replies.wait(int(min(left, 0.1) * 1e6))):
+                self._finish(replies)
+            elif left <= 0:
                 raise TimeoutError(
                     f"the value was not there after {timeout_ms} ms; it can still be had with "
                     "get() or wait()"
                 )
-            self._replies.wait(int(min(left, 0.1) * 1e6))
-            self._runtime.check()
-        return self.get()
+            else:
+                self._runtime.check()
+        return self._result()
 
     def get(self):
         """Wait for the value and return it; again, the same one. Raises WorkerError."""
-        if not self._done:
-            while not self._replies.wait(100_000):
+        while (replies := self._replies) is not None:
+            if replies.wait(100_000):
+                self._finish(replies)
+            else:
                 self._runtime.check()
-            self._finish()
-        if self._error is not None:
-            raise self._error
-        return self._value
+        return self._result()
 
     def __await__(self):
-        # Gives the event loop back between looks; a thousand of these cost it little.
-        delay = 0
         while not self.is_ready():
-            yield from asyncio.sleep(delay).__await__()
-            delay = min(0.002, delay + 0.0001)
-            self._runtime.check()
+            yield from _Poller.of(asyncio.get_running_loop()).ready(self).__await__()
         return self.get()
 
-    def _finish(self):
-        parts = self._replies.parts()
-        self._done = True
-        self._replies = None
-        failures = [failure for _, failure in parts if failure is not None]
-        new = self._runtime.not_yet_raised(failures, certain=bool(self._needs_value))
-        if new:
-            self._error = WorkerError(*new)
-            return
-        self._value = self._assemble([value for value, _ in parts])
+    def __del__(self):
+        # A failure that came with the answer must still be told.
+        if self._replies is not None:
+            self._runtime.left_unread(self._replies)
+
+    def _result(self):
+        if self._error is not None:
+            # Each raise would lengthen the traceback that the error carries.
+            raise self._error.with_traceback(None)
+        return self._value
+
+    def _finish(self, replies):
+        with self._lock:
+            if self._replies is not replies:
+                return  # another thread did it
+            parts = replies.parts()
+            failures = [failure for _, failure in parts if failure is not None]
+            new = self._runtime.not_yet_raised(failures, certain=self._needs_value)
+            if new is None and failures:
+                # Told before; a sync must also tell what came after it.
+                self._replies = self._runtime.ask_sync()
+                return
+            if new is not None:
+                self._error = WorkerError(*new)
+            else:
+                self._value = self._assemble([value for value, _ in parts])
+            self._replies = None
 
     _needs_value = False
 
@@ -82,3 +103,50 @@ class TensorFuture(VoidFuture):
     def __init__(self, runtime, replies, assemble):
         super().__init__(runtime, replies)
         self._assemble = assemble
+
+
+class _Poller:
+    """Looks after all futures that are awaited in one event loop, with one timer."""
+
+    _of_loop = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, loop):
+        poller = cls._of_loop.get(loop)
+        if poller is None:
+            poller = cls._of_loop[loop] = cls(loop)
+        return poller
+
+    def __init__(self, loop):
+        self._loop = weakref.ref(loop)
+        self._waiting = []
+        self._delay = 0
+        self._timer = None
+
+    def ready(self, future):
+        loop = self._loop()
+        waiter = loop.create_future()
+        self._waiting.append((future, waiter))
+        self._delay = 0
+        if self._timer is None:
+            self._timer = loop.call_soon(self._look)
+        return waiter
+
+    def _look(self):
+        still = []
+        for future, waiter in self._waiting:
+            if waiter.done():  # cancelled
+                continue
+            try:
+                future._runtime.check()
+                if future.is_ready():
+                    waiter.set_result(None)
+                else:
+                    still.append((future, waiter))
+            except Exception as error:
+                waiter.set_exception(error)
+        self._waiting = still
+        self._timer = None
+        if still:
+            self._delay = min(0.002, self._delay + 0.0001)
+            self._timer = self._loop().call_later(self._delay, self._look)

@@ -1,11 +1,14 @@
 """The runtime: who is client, controller and worker, and the life of a job."""
 
 import atexit
+import itertools
 import os
 import socket
 import sys
 import threading
+import time
 import traceback
+from collections import deque
 
 import torch
 
@@ -27,8 +30,11 @@ class Runtime:
         self._workers = workers  # those of this process
         self._stop_workers = stop_workers
         self._links = links
-        self._next_promise = 0
+        self._promises = itertools.count(1)
         self._raised = set()
+        self._unread = deque()  # answers that nobody took
+        self._unread_failures = deque()
+        self.groups = None
         self.closed = False
         self.controller = _controller.Controller(
             [link.controller_end() for link in links],
@@ -51,16 +57,25 @@ class Runtime:
     def num_sends(self):
         return sum(link.num_sends for link in self._links)
 
+    def flush(self):
+        """Have everything issued sent, at once: somebody waits for a value."""
+        self.controller.flush()
+
     def check(self):
         """Raise if waiting on is pointless, because a worker is gone."""
         for link in self._links:
             link.check()
+        for worker in self._workers:
+            if worker.broken:
+                raise RuntimeError(
+                    f"worker {worker.index} lost the stream of records ({worker.broken}): this is "
+                    "a fault of dtorch_mpi, and no value can be had any more"
+                )
 
     # ---- requests ----------------------------------------------------------------------------
 
     def _promise(self):
-        self._next_promise = (self._next_promise + 1) % (1 << 31)
-        return self._next_promise
+        return next(self._promises) % (1 << 31)
 
     def expect_value(self, workers, tensor, sharding):
         """(replies, promise) for a value that the given workers (None: all) answer."""
@@ -72,7 +87,30 @@ class Runtime:
     def expect_all(self, nbytes=0):
         return self._expect(self._promise(), list(range(self.num_workers)), nbytes)
 
+    def ask_sync(self):
+        """Replies that are there when all workers have come this far."""
+        replies, promise = self.expect_all()
+        _core.request_sync(promise)
+        self.flush()
+        return replies
+
+    def left_unread(self, replies):
+        """Look after the answers of a future that was dropped: a failure must not get lost."""
+        if not self.closed:
+            self._unread.append(replies)
+
+    def _look_at_unread(self):
+        while self._unread and self._unread[0].poll():
+            try:
+                replies = self._unread.popleft()
+            except IndexError:
+                return  # another thread was faster
+            self._unread_failures.extend(
+                failure for _, failure in replies.parts() if failure is not None
+            )
+
     def _expect(self, number, members, nbytes):
+        self._look_at_unread()
         if len(self._links) == 1:
             return self._links[0].expect(number, self.num_workers, members, nbytes)
         # The answers of each link, side by side; every worker belongs to one of them.
@@ -85,11 +123,18 @@ class Runtime:
         certain: a value depends on them, so raise in any case.
         """
         failures = sorted(failures, key=lambda failure: failure[2])
-        new = [failure for failure in failures if failure[2] not in self._raised]
-        self._raised.update(failure[2] for failure in failures)
-        if new:
-            return new[0]
-        return failures[0] if failures and certain else None
+        if failures and certain:
+            self._unread_failures.extend(failures[1:])
+            self._raised.add(failures[0][2])
+            return failures[0]
+        self._look_at_unread()
+        self._unread_failures.extendleft(reversed(failures))
+        while self._unread_failures:
+            failure = self._unread_failures.popleft()
+            if failure[2] not in self._raised:
+                self._raised.add(failure[2])
+                return failure
+        return None
 
     def worker_memory(self):
         from .kernels import memory
@@ -99,7 +144,7 @@ class Runtime:
     # ---- the end -------------------------------------------------------------------------------
 
     def close(self):
-        """Execute what was issued, end the workers. Returns failures that nobody has read."""
+        """Execute what was issued, end the workers. Returns the failures that nobody has read."""
         if self.closed:
             return []
         failures = []
@@ -119,16 +164,26 @@ class Runtime:
         return failures
 
     def abandon(self):
-        """End without waiting for what was issued: the program has failed."""
-        if self.closed:
-            return
+        """End without waiting for what was issued: the program has failed.
+
+        Returns whether the workers of this process have ended; an operator or a kernel that
+        runs can't be interrupted.
+        """
         self.closed = True
+        for worker in self._workers:
+            worker.stop()
+        if self.groups is not None:
+            self.groups.abort("the program has ended")
         _core.emit_shutdown()
         self.controller.stop()
         _core.flush()
         _core.close_queue()
-        self._thread.join(timeout=5)
+        until = time.monotonic() + 3
+        while any(worker.running for worker in self._workers) and time.monotonic() < until:
+            time.sleep(0.005)
+        self._thread.join(timeout=max(0.5, until - time.monotonic()))
         self.controller.abandon()
+        return not any(worker.running for worker in self._workers)
 
 
 class _Joined:
@@ -158,10 +213,7 @@ def VoidRequest(running):  # noqa: N802 -- reads as the class it makes
     """A future that is ready when all workers have come this far."""
     from .future import VoidFuture
 
-    replies, promise = running.expect_all()
-    _core.request_sync(promise)
-    _core.flush()
-    return VoidFuture(running, replies)
+    return VoidFuture(running, running.ask_sync())
 
 
 class ThreadWorkers:
@@ -224,7 +276,6 @@ def init(workers=None, cohost=None):
         # Backward passes run on the calling thread: a hop to another one costs more than
         # capturing does.
         torch.autograd.set_multithreading_enabled(False)
-        atexit.register(_at_exit)
 
 
 def _start_threads(settings):
@@ -287,6 +338,8 @@ def shutdown():
 
         forget_all()
     if failures:
+        for other in failures[1:]:
+            failures[0].add_note(f"Another operator failed, and nobody read its result:\n{other}")
         raise failures[0]
 
 
@@ -297,6 +350,7 @@ def in_forked_child():
 # ---- endings -----------------------------------------------------------------------------------
 
 _program_failed = False
+_MOST_TOLD = 10
 
 
 def _at_exit():
@@ -305,27 +359,39 @@ def _at_exit():
         return
     running, _current = _current, None
     if _program_failed:
-        running.abandon()
+        if not running.abandon():
+            # The interpreter must not be taken down under a thread that still uses it.
+            _leave(_exit_code)
         return
     try:
         failures = running.close()
     except BaseException:
         traceback.print_exc()
-        failures = [None]
+        _leave(1)
     if failures:
-        for failure in failures:
-            if failure is not None:
-                print(f"dtorch_mpi: an operator failed and nobody read its result:\n{failure}",
-                      file=sys.stderr)
+        for failure in failures[:_MOST_TOLD]:
+            print(f"dtorch_mpi: an operator failed and nobody read its result:\n{failure}",
+                  file=sys.stderr)
+        if len(failures) > _MOST_TOLD:
+            print(f"dtorch_mpi: and {len(failures) - _MOST_TOLD} more failures", file=sys.stderr)
         # The interpreter's own exit code can't be changed any more from here.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        _leave(1)
+
+
+def _leave(code):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+_exit_code = 1
 
 
 def _note_failure(kind, value, trace, previous=sys.excepthook):
-    global _program_failed
+    global _program_failed, _exit_code
     _program_failed = True
+    _core.flight_failed(f"{kind.__name__}: {value}")
+    _exit_code = 130 if issubclass(kind, KeyboardInterrupt) else 1
     previous(kind, value, trace)
 
 
@@ -351,7 +417,7 @@ def register():
             replies, promise = running.expect_all(nbytes=1024)
             _core.request_description(slot, promise)
             found.append(replies)
-        _core.flush()
+        running.flush()
         return [_description(running, replies) for replies in found]
 
     def check():
@@ -374,6 +440,8 @@ def register():
     printing.install()
     loading.install()
     os.register_at_fork(after_in_child=_after_fork_in_child)
+    # At import: the user's own handlers, registered later, run before this one.
+    atexit.register(_at_exit)
     sys.excepthook = _note_failure
 
 

@@ -21,7 +21,7 @@ class Settings:
     """The largest batch, unless one record is larger."""
     gather_us: int = 40
     """How long records gather into a batch while workers are busy, in microseconds."""
-    spins: int = 100
+    spins: int = 500
     """How often a waiting worker yields before it sleeps."""
     home: str = ""
     """Forces where values come back: memory, shared or network. Empty: the nearest."""

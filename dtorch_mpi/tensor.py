@@ -5,7 +5,7 @@ from torch.distributed.tensor import Partial, Replicate
 
 from . import _core, _sharding
 from .mesh import check_placements, mesh_number, packed_of, sharding_number, sharding_of
-from .sharding.plan import placements_for
+from .sharding.plan import check_plan, placements_for
 
 
 def is_dtorch(tensor):
@@ -121,7 +121,7 @@ def request(tensor):
     workers = None if mesh is None else mesh.mesh.flatten().tolist()
     replies, promise = running.expect_value(workers, tensor, number)
     _core.request_value(_core.slot(tensor), promise, number)
-    _core.flush()
+    running.flush()
 
     def assemble(values):
         if number == 0:
@@ -186,7 +186,8 @@ def distribute_module(module, mesh, plan=None):
     """
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in module.named_buffers(remove_duplicate=False)]
-    chosen = placements_for(names, plan or {}, mesh)
+    check_plan(names, plan or {})
+    chosen = {name: placements_for(name, plan or {}, mesh) for name in names}
     done = {}
     with torch.no_grad():
         tensors = dict(module.named_parameters(remove_duplicate=False))

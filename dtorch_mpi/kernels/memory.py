@@ -14,16 +14,17 @@ def _measure(context):
     live = _worker.live_memory()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ((_, rows), _), = context.local_slices
-    return torch.tensor([[live[0], peak, live[1]]] * rows, dtype=torch.int64)
+    return torch.tensor([[live[0], peak, *live[1:]]] * rows, dtype=torch.int64)
 
 
 def measure(num_workers):
-    """[{"bytes", "peak", "tensors"}] by worker."""
+    """[{"bytes", "peak", "tensors", "operators"}] by worker."""
     from torch.distributed.tensor import Shard
 
     from ..mesh import init_device_mesh
 
     mesh = init_device_mesh((num_workers,))
-    rows = call("dtorch.memory", [], sizes=[num_workers, 3], dtype=torch.int64, mesh=mesh,
+    rows = call("dtorch.memory", [], sizes=[num_workers, 4], dtype=torch.int64, mesh=mesh,
                 placements=[Shard(0)]).to_torch().tolist()
-    return [{"bytes": live, "peak": peak, "tensors": count} for live, peak, count in rows]
+    names = ("bytes", "peak", "tensors", "operators")
+    return [dict(zip(names, row, strict=True)) for row in rows]

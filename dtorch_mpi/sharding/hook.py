@@ -6,9 +6,10 @@ Called once for each new key of the capture cache, never on a hit.
 from collections import Counter
 
 import torch
+from torch.distributed.tensor import Replicate
 
 from ..mesh import mesh_number, sharding_number, sharding_of
-from .op_sharding import ShardedMeta
+from .op_sharding import OpSharding, ShardedMeta
 
 _fallbacks = Counter()
 
@@ -18,7 +19,9 @@ def fallback_counts():
 
 
 def shard(name, overload, values, outputs, measured):
-    """(moves, output shardings, local sizes) for one call.
+    """(moves, output shardings, local sizes, local strides) for one call.
+
+    Or the operator's name, where capture shall call other operators in its place.
 
     values: the arguments in schema order, each distributed tensor as (meta tensor, sharding
     number). outputs: meta tensors, lists flattened. measured: their metadata is not known, so
@@ -38,17 +41,46 @@ def shard(name, overload, values, outputs, measured):
             op._schema.arguments[num_positional:], args[num_positional:], strict=True
         )
     }
-    plan = propagate(op, tuple(args[:num_positional]), keywords, None if measured else outputs)
+    if measured:
+        whole = (Replicate(),) * mesh.ndim
+        plan = OpSharding(
+            inputs=[whole] * len(inputs), outputs=[whole] * len(op._schema.returns),
+            restore=_written(op, values, inputs), fallback=True,
+        )
+    else:
+        plan = propagate(op, tuple(args[:num_positional]), keywords, outputs, mesh)
+    if plan.decomposition is not None:
+        return name
     if plan.fallback:
         _fallbacks[(name, tuple(str(meta.placements) for _, meta in inputs))] += 1
     moves = []
     for index, (number, meta) in enumerate(inputs):
         source = number or sharding_number(mesh, meta.placements)
         target = sharding_number(mesh, plan.inputs[index])
-        if source != target:
+        if source != target and _differs(mesh, meta.placements, plan.inputs[index]):
             moves.append((index, source, target, index in plan.restore))
-    shardings = [sharding_number(mesh, placements) for placements in plan.outputs]
-    return moves, shardings, sorted(plan.local_sizes.items())
+    shardings = [0 if lies is None else sharding_number(mesh, lies) for lies in plan.outputs]
+    return moves, shardings, sorted(plan.local_sizes.items()), sorted(plan.local_strides.items())
+
+
+def _differs(mesh, before, after):
+    """Whether any worker's part changes: an axis of one worker holds the whole in any way."""
+    return any(
+        old != new and size > 1 for old, new, size in zip(before, after, mesh.shape, strict=True)
+    )
+
+
+def _written(op, values, inputs):
+    """{input: placements} of the inputs that the operator writes to."""
+    written, index = {}, 0
+    for argument, value in zip(op._schema.arguments, values, strict=True):
+        for element in value if isinstance(value, list) else [value]:
+            if not isinstance(element, tuple):
+                continue
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written[index] = inputs[index][1].placements
+            index += 1
+    return written
 
 
 def _common_mesh(name, values):
@@ -78,8 +110,6 @@ def _with_metas(values, mesh, inputs):
             replaced.append(_with_metas(value, mesh, inputs))
         elif isinstance(value, tuple):
             meta, number = value
-            from torch.distributed.tensor import Replicate
-
             placements = sharding_of(number)[1] if number else (Replicate(),) * mesh.ndim
             replaced.append(ShardedMeta(meta, mesh, placements))
             inputs.append((number, replaced[-1]))

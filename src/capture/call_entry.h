@@ -49,6 +49,10 @@ struct CallEntry {
   // (argument, output): send the argument as the global size of that output, which every
   // worker turns into its local size.
   std::vector<std::pair<uint16_t, uint16_t>> local_sizes;
+  // The same for strides: those of a dense local tensor with the dims in the global order.
+  std::vector<std::pair<uint16_t, uint16_t>> local_strides;
+  // Other operators that give the result on shards, called in place of this one.
+  void (*decomposition)(Stack* stack) = nullptr;
   std::unique_ptr<CallEntry> next;  // another key of the same hash
 };
 

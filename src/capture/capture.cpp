@@ -7,6 +7,7 @@
 #include "capture/record_queue.h"
 #include "capture/wire_values.h"
 #include "tensor/generator.h"
+#include "wire/flight.h"
 
 namespace dtorch {
 namespace {
@@ -29,6 +30,7 @@ uint32_t site_on_workers(RecordQueue& queue, uint32_t site) {
   writer.string(text);
   queue.commit(writer.end());
   defined[site] = true;
+  if (flight_noted_by_client()) flight_record().define_site(site, text);
   return site;
 }
 
@@ -46,6 +48,7 @@ void define_operator(RecordQueue& queue, OperatorInfo& info) {
   writer.string(info.overload);
   queue.commit(writer.end());
   info.defined_for = queue.generation();
+  if (flight_noted_by_client()) flight_record().define_op(info.number, info.name);
 }
 
 void emit_redistribute(RecordQueue& queue, uint32_t input, uint32_t output,
@@ -88,6 +91,7 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   }
   if (C10_UNLIKELY(info.defined_for != queue.generation())) define_operator(queue, info);
   site = site_on_workers(queue, site);
+  if (flight_noted_by_client()) flight_record().note(info.number, site);
   for (const auto& move : entry.moves) {
     const uint32_t moved = queue.take_slot();
     emit_redistribute(queue, inputs[move.input], moved, *key.inputs[move.input], move.from, move.to,
@@ -100,12 +104,16 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   for (const auto& [argument, output] : entry.local_sizes) {
     bound += 2 + 2 * entry.outputs[output].tensors[0].sizes.size();
   }
+  for (const auto& [argument, output] : entry.local_strides) {
+    bound += 2 + 4 * entry.outputs[output].tensors[0].sizes.size();
+  }
   Writer writer = queue.reserve(bound);
   writer.begin(Kind::kOperator,
                static_cast<uint32_t>(info.arguments.size()) | (key.sharded ? kShardedOperator : 0),
                info.number, site);
   size_t next_input = 0;
   auto local = entry.local_sizes.begin();
+  auto strided = entry.local_strides.begin();
   for (size_t a = 0; a < info.arguments.size(); ++a) {
     if (C10_UNLIKELY(local != entry.local_sizes.end() && local->first == a)) {
       const auto& meta = entry.outputs[local->second].tensors[0];
@@ -113,6 +121,15 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
       writer.word(meta.sharding);
       writer.raw_ints(meta.sizes);
       ++local;
+      continue;
+    }
+    if (C10_UNLIKELY(strided != entry.local_strides.end() && strided->first == a)) {
+      const auto& meta = entry.outputs[strided->second].tensors[0];
+      writer.tag(Tag::kLocalStrides, static_cast<uint32_t>(meta.sizes.size()));
+      writer.word(meta.sharding);
+      writer.raw_ints(meta.sizes);
+      writer.raw_ints(meta.strides);
+      ++strided;
       continue;
     }
     if (C10_UNLIKELY(a == info.generator_argument)) {
@@ -144,6 +161,14 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
       emit_redistribute(queue, inputs[move.input], slot_of(*key.inputs[move.input]).id,
                         *key.inputs[move.input], move.to, move.from, true, site);
     }
+    // A partial sum that was reduced once stays reduced, unless a view still needs the sum.
+    auto& slot = slot_of(*key.inputs[move.input]);
+    if (!move.restore && slot.sharding == move.from && !sharding_is_splitting(move.from) &&
+        slot.is_alone()) {
+      std::swap(slot.id, inputs[move.input]);
+      slot.sharding = move.to;
+      slot.leave_aliases();
+    }
     queue.free_slot_locked(inputs[move.input]);
   }
 }
@@ -157,9 +182,13 @@ void update_written(const at::Tensor& tensor, const TensorMeta& meta) {
   }
 }
 
-at::Tensor make_output(const TensorMeta& meta, uint32_t slot, int64_t base_offset) {
+// base: the tensor whose memory the output shares, or null; the entry's offset counts from
+// `base_offset`.
+at::Tensor make_output(const TensorMeta& meta, uint32_t slot, const at::Tensor* base,
+                       int64_t base_offset) {
   auto tensor = make_tensor(slot, meta.sharding, meta.dtype, meta.sizes, meta.strides,
                             meta.offset + base_offset);
+  if (base) slot_of(*base).add_alias(slot_of(tensor));
   if (C10_UNLIKELY(meta.conjugate)) tensor._set_conj(true);
   if (C10_UNLIKELY(meta.negative)) tensor._set_neg(true);
   return tensor;
@@ -174,19 +203,24 @@ void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots&
   for (size_t r = 0; r < entry.outputs.size(); ++r) {
     const auto& output = entry.outputs[r];
     const auto& info_r = info.returns[r];
+    const at::Tensor* viewed = info_r.viewed_argument < 0
+                                   ? nullptr
+                                   : &(*stack)[base + info_r.viewed_argument].toTensor();
     int64_t offset = position;
     // as_strided counts from the storage if it is given an offset.
-    if (info_r.viewed_argument >= 0 && !(info.absolute_offset && !(*stack)[base + 3].isNone())) {
-      offset += (*stack)[base + info_r.viewed_argument].toTensor().storage_offset();
+    if (viewed && !(info.absolute_offset && !(*stack)[base + 3].isNone())) {
+      offset += viewed->storage_offset();
     }
     switch (output.kind) {
       case OutputKind::kTensor:
-        results.emplace_back(make_output(output.tensors[0], slots[next++], offset));
+        results.emplace_back(make_output(output.tensors[0], slots[next++], viewed, offset));
         break;
       case OutputKind::kList: {
         c10::List<at::Tensor> list;
         list.reserve(output.tensors.size());
-        for (const auto& meta : output.tensors) list.push_back(make_output(meta, slots[next++], offset));
+        for (const auto& meta : output.tensors) {
+          list.push_back(make_output(meta, slots[next++], viewed, offset));
+        }
         results.emplace_back(std::move(list));
         break;
       }
@@ -307,7 +341,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   {
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = find_entry(key, hash);
-    if (C10_LIKELY(entry != nullptr && rule != MetaRule::kDynamic)) {
+    if (C10_LIKELY(entry != nullptr && rule != MetaRule::kDynamic && entry->decomposition == nullptr)) {
       emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
       counters().operators += 1;
     }
@@ -345,9 +379,13 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     }
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = keep_entry(hash, std::move(fresh));
-    if (!measured) emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
+    if (!measured && entry->decomposition == nullptr) emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
     counters().operators += 1;
     counters().misses += 1;
+  }
+  if (C10_UNLIKELY(entry->decomposition != nullptr)) {
+    entry->decomposition(stack);
+    return;
   }
   push_outputs(info, *entry, slots, key.position, stack);
 }

@@ -148,6 +148,21 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
     PythonHooks& python_hooks()
 
 
+cdef extern from "wire/flight.h" namespace "dtorch":
+    cppclass FlightRecord:
+        void set_state(FlightState)
+        void set_cause(const string&)
+    cdef enum class FlightState:
+        kRunning
+        kFinishing
+        kFinished
+        kFailed
+    FlightRecord& flight_record()
+    cbool& flight_noted_by_client()
+    cbool c_open_flight_record "dtorch::open_flight_record"(
+        const string&, uint32_t, uint32_t, const string&, const string&) except +
+
+
 cdef extern from "tensor/slot.h" namespace "dtorch":
     cppclass Slot:
         uint32_t id
@@ -281,6 +296,28 @@ def site_text(uint32_t site):
 
 def add_library_folder(str folder):
     c_add_library_folder(folder.encode())
+
+
+def open_flight_record(str path, uint32_t rank, uint32_t world, str host, str role, *, by_client):
+    """Begin this process's flight record; True if it is in a file that a watcher can read.
+
+    by_client: whether the client's thread notes operators, rather than a worker's.
+    """
+    in_file = c_open_flight_record(path.encode(), rank, world, host.encode(), role.encode())
+    (&flight_noted_by_client())[0] = by_client
+    flight_record().set_state(FlightState.kRunning)
+    return in_file
+
+
+def flight_finished():
+    """This process ends as it should: its watcher leaves in silence."""
+    flight_record().set_state(FlightState.kFinished)
+
+
+def flight_failed(str cause):
+    """Why this process is going to end."""
+    flight_record().set_cause(cause.encode())
+    flight_record().set_state(FlightState.kFailed)
 
 
 def counters():

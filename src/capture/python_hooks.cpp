@@ -1,5 +1,7 @@
 #include "capture/python_hooks.h"
 
+#include "capture/sharded_decompositions.h"
+
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -102,14 +104,22 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
   const std::string& overload = info.overload.empty() ? std::string("default") : info.overload;
   auto answer = call(python_hooks().shard, py::str(info.name), py::str(overload), values,
                      outputs, py::bool_(measured));
-  auto [moves, shardings, local_sizes] =
+  if (py::isinstance<py::str>(answer)) {
+    entry->decomposition = sharded_decomposition(answer.cast<std::string>());
+    return;
+  }
+  using Pairs = std::vector<std::pair<int, int>>;
+  auto [moves, shardings, local_sizes, local_strides] =
       answer.cast<std::tuple<std::vector<std::tuple<int, uint32_t, uint32_t, bool>>,
-                             std::vector<uint32_t>, std::vector<std::pair<int, int>>>>();
+                             std::vector<uint32_t>, Pairs, Pairs>>();
   for (const auto& [input, from, to, restore] : moves) {
     entry->moves.push_back({static_cast<uint16_t>(input), from, to, restore});
   }
   for (const auto& [argument, output] : local_sizes) {
     entry->local_sizes.emplace_back(argument, output);
+  }
+  for (const auto& [argument, output] : local_strides) {
+    entry->local_strides.emplace_back(argument, output);
   }
   size_t next = 0;
   for (auto& output : entry->outputs) {

@@ -30,7 +30,7 @@ bool Patience::spin() {
 
 std::chrono::microseconds Patience::nap() {
   const auto now = nap_;
-  nap_ = std::min(kLongestNap, nap_ * 3 / 2);
+  nap_ = std::min(kLongestNap, nap_ * 9 / 8);
   return now;
 }
 

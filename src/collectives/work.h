@@ -15,7 +15,8 @@
 namespace dtorch {
 
 // What a waiting member does between two looks, so that it answers fast and never burns a
-// core: a few looks in a row, then sched_yield, then sleeps that grow to a millisecond.
+// core: a few looks in a row, then sched_yield, then sleeps that grow to a millisecond and are
+// about a ninth of the time waited so far.
 class Patience {
  public:
   // Spin or yield; false once it is time to sleep.

@@ -25,7 +25,7 @@ cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
         void flush_done()
         void wait(int64_t microseconds)
         void set_executed(uint64_t records, uint64_t bytes)
-        uint64_t bytes_issued()
+        uint64_t bytes_executed()
 
 cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
     cppclass Transfers:
@@ -35,13 +35,17 @@ cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
 
 cdef extern from *:
     """
-    #include <chrono>
-    #include <thread>
-    static void pause_for(int64_t microseconds) {
-      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-    }
+    #include "transport/backoff.h"
+    static uint64_t bytes_of(const dtorch::Transfer& transfer) { return transfer.tensor.nbytes(); }
     """
-    void pause_for(int64_t microseconds) nogil
+    void pause_for "dtorch::sleep_briefly"(int64_t microseconds) nogil
+    uint64_t bytes_of(const Transfer&) nogil
+
+cdef extern from "<mutex>" namespace "std" nogil:
+    cppclass mutex:
+        void lock()
+        void unlock()
+        cbool try_lock()
 
 
 cdef class Controller:
@@ -57,9 +61,11 @@ cdef class Controller:
     cdef uint64_t gather_records
     cdef int64_t gather_microseconds
     cdef volatile cbool stopping
+    cdef mutex sending  # held while records are taken and sent
     cdef uint64_t num_batches
     cdef uint64_t sent_records
     cdef uint64_t executed_records
+    cdef uint64_t sent_bytes  # of records and the data beside them, as the queue counts
     # (records, bytes) at the end of each batch that is not executed yet
     cdef deque[pair[uint64_t, uint64_t]] under_way
 
@@ -76,10 +82,17 @@ cdef class Controller:
         """Batches sent so far, each to all workers."""
         return self.num_batches
 
+    def flush(self):
+        """Send what there is, at once and on the calling thread: it waits for a value.
+
+        One hop to another thread less than waking the controller's own.
+        """
+        with nogil:
+            self.send_all(&RecordQueue.get())
+
     def stop(self):
         """Have run() return once everything is sent and executed."""
         self.stopping = True
-        RecordQueue.get().wait(0)
 
     def abandon(self):
         """Have run() return now; what was not sent is lost."""
@@ -92,29 +105,40 @@ cdef class Controller:
 
     cdef void loop(self) noexcept nogil:
         cdef RecordQueue* queue = &RecordQueue.get()
-        cdef Batch batch
-        cdef uint64_t pending
+        cdef uint64_t pending, seen = 0
         cdef cbool busy
+        cdef int64_t patience = 100
+        self.sent_bytes = queue.bytes_executed()
         while True:
             self.look_at_progress(queue)
+            if self.executed_records != seen:
+                seen = self.executed_records
+                patience = 100
             pending = queue.pending_records()
             if pending == 0:
                 busy = self.executed_records < self.sent_records
                 if self.stopping and not busy:
                     return
                 queue.flush_done()
-                # What was begun must be completed: look again soon while workers are busy.
-                queue.wait(100 if busy else 2000)
+                # What was begun must be completed: look again soon while workers are busy,
+                # and less often the longer an operator takes.
+                queue.wait(patience if busy else 2000)
+                patience = min(2000, patience + patience // 4)
                 continue
             if (pending < self.gather_records and not queue.flush_wanted()
                     and self.executed_records < self.sent_records):
                 pause_for(self.gather_microseconds)
             queue.flush_done()
-            while queue.take(self.window_words, &batch):
-                self.send(&batch, queue.bytes_issued())
-                self.look_at_progress(queue)
+            self.send_all(queue)
 
-    cdef void send(self, Batch* batch, uint64_t bytes) noexcept nogil:
+    cdef void send_all(self, RecordQueue* queue) noexcept nogil:
+        cdef Batch batch
+        self.sending.lock()
+        while queue.take(self.window_words, &batch):
+            self.send(&batch)
+        self.sending.unlock()
+
+    cdef void send(self, Batch* batch) noexcept nogil:
         # Data first: a worker that meets the record may then wait for it.
         cdef vector[Transfer] transfers = Transfers.get().take()
         cdef size_t i
@@ -122,11 +146,19 @@ cdef class Controller:
             for i in range(transfers.size()):
                 link.send_transfer(link.self, &transfers[i])
             link.send(link.self, batch)
+        for i in range(transfers.size()):
+            self.sent_bytes += bytes_of(transfers[i])
         self.num_batches += 1
         self.sent_records = batch.first_record + batch.records
-        self.under_way.push_back(pair[uint64_t, uint64_t](self.sent_records, bytes))
+        self.sent_bytes += batch.bytes()
+        self.under_way.push_back(pair[uint64_t, uint64_t](self.sent_records, self.sent_bytes))
 
     cdef void look_at_progress(self, RecordQueue* queue) noexcept nogil:
+        self.sending.lock()
+        self.update_progress(queue)
+        self.sending.unlock()
+
+    cdef void update_progress(self, RecordQueue* queue) noexcept nogil:
         cdef uint64_t least = self.sent_records
         cdef uint64_t one
         for link in self.links:

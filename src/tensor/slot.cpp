@@ -4,7 +4,10 @@
 
 namespace dtorch {
 
-Slot::~Slot() { RecordQueue::get().free_slot(id); }
+Slot::~Slot() {
+  leave_aliases();
+  RecordQueue::get().free_slot(id);
+}
 
 void check_device(c10::Device device) {
   TORCH_CHECK(device.index() <= 0, "dtorch has one device, dtorch:0, which stands for all "

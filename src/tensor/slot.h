@@ -1,12 +1,20 @@
 // What makes a storage-less torch.Tensor stand for a tensor on the workers.
 #pragma once
 
+#include <atomic>
+#include <memory>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
 namespace dtorch {
 
 constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
+
+// How many slots of live tensors may share memory on the workers.
+struct AliasGroup {
+  std::atomic<int> live{1};
+};
 
 // Numbers the workers' tensor and its sharding. Shared by a tensor and its detached
 // copies; when the last reference goes, the workers are told to free the slot.
@@ -16,6 +24,19 @@ struct Slot final : c10::BackendMeta {
 
   uint32_t id;
   uint32_t sharding;  // 0: replicated on the default mesh
+  std::shared_ptr<AliasGroup> aliases;  // of views and their base; null for others
+
+  // `view` shares this tensor's memory.
+  void add_alias(Slot& view) {
+    if (!aliases) aliases = std::make_shared<AliasGroup>();
+    aliases->live.fetch_add(1, std::memory_order_relaxed);
+    view.aliases = aliases;
+  }
+  bool is_alone() const { return !aliases || aliases->live.load(std::memory_order_relaxed) == 1; }
+  void leave_aliases() {
+    if (aliases) aliases->live.fetch_sub(1, std::memory_order_relaxed);
+    aliases = nullptr;
+  }
 };
 
 // Raises for another than dtorch:0.

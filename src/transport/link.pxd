@@ -10,9 +10,6 @@ from libtorch cimport Tensor
 cdef extern from "wire/record.h" namespace "dtorch" nogil:
     cppclass Home "dtorch::Home":
         pass
-    Home home_memory "dtorch::Home::kMemory"
-    Home home_shared "dtorch::Home::kShared"
-    Home home_network "dtorch::Home::kNetwork"
     cppclass PromiseName:
         Home home
         uint32_t id

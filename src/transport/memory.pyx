@@ -47,10 +47,8 @@ cdef extern from "transport/mailbox.h" namespace "dtorch" nogil:
 
 cdef extern from *:
     """
-    #include <sched.h>
-    #include <chrono>
-    #include <thread>
     #include "sharding/parts.h"
+    #include "transport/backoff.h"
 
     static int dtorch_left(dtorch::PendingReply* pending) {
       return pending->left.load(std::memory_order_acquire);
@@ -165,7 +163,7 @@ cdef class MemoryLink:
     def expect(self, uint32_t number, size_t num_workers, members, nbytes):
         """(replies, promise) for a request that the given workers answer."""
         here = [w for w in members if self.first_worker <= w < self.first_worker + self.seats.count]
-        return MemoryReplies(number, num_workers, len(here)), (0, number, 0)
+        return MemoryReplies(number, num_workers, len(here), self.storage[0].queue.spins), (0, number, 0)
 
     def check(self):
         """Threads of this process do not get lost."""
@@ -182,9 +180,11 @@ cdef class MemoryReplies:
 
     cdef shared_ptr[PendingReply] pending
     cdef uint32_t number
+    cdef int spins
 
-    def __init__(self, uint32_t number, size_t num_parts, size_t num_expected):
+    def __init__(self, uint32_t number, size_t num_parts, size_t num_expected, int spins):
         self.number = number
+        self.spins = spins
         self.pending = Mailbox.get().expect(number, num_parts)
         set_left(self.pending.get(), <int>num_expected)
 
@@ -200,7 +200,7 @@ cdef class MemoryReplies:
         cdef PendingReply* pending = self.pending.get()
         cdef cbool here
         with nogil:
-            here = wait_for(pending, microseconds)
+            here = wait_for(pending, microseconds, self.spins)
         return here
 
     def parts(self):
@@ -216,21 +216,18 @@ cdef extern from *:
     """
     static void set_left(dtorch::PendingReply* pending, int left) { pending->left.store(left); }
 
-    static bool wait_for(dtorch::PendingReply* pending, int64_t microseconds) {
+    static bool wait_for(dtorch::PendingReply* pending, int64_t microseconds, int spins) {
       const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
-      for (int step = 0; pending->left.load(std::memory_order_acquire) > 0; ++step) {
-        if (step < 200) {
-          sched_yield();
-          continue;
-        }
+      dtorch::Backoff backoff(spins);
+      while (pending->left.load(std::memory_order_acquire) > 0) {
         if (std::chrono::steady_clock::now() >= until) return false;
-        std::this_thread::sleep_for(std::chrono::microseconds(step < 1000 ? 50 : 500));
+        backoff.pause();
       }
       return true;
     }
     """
     void set_left(PendingReply*, int)
-    cbool wait_for(PendingReply*, int64_t) nogil
+    cbool wait_for(PendingReply*, int64_t, int spins) nogil
 
 
 cdef object reply_to_python(const Reply& reply):

@@ -7,8 +7,12 @@ namespace dtorch {
 
 // What stands in the way of the call, if anything.
 struct Obstacle {
-  FailurePtr failure;
+  FailurePtr failure;  // the first in the program's order
   bool absent = false;
+
+  void add(const FailurePtr& other) {
+    if (other && (!failure || other->record < failure->record)) failure = other;
+  }
 };
 
 inline uint64_t mixed_seed(uint64_t seed, uint64_t offset) {
@@ -33,14 +37,11 @@ class ArgumentDecoder {
     if (slot == kNoSlot) return {};
     auto& entry = state_.known_slot(slot);
     if (C10_UNLIKELY(entry.state != SlotEntry::State::kTensor)) {
-      if (entry.state == SlotEntry::State::kFailed) obstacle_.failure = entry.failure;
+      obstacle_.add(entry.failure);
       if (entry.state == SlotEntry::State::kAbsent) obstacle_.absent = true;
       return {};
     }
-    if (C10_UNLIKELY(!state_.spoiled.empty()) && entry.tensor.has_storage()) {
-      auto found = state_.spoiled.find(entry.tensor.storage().unsafeGetStorageImpl());
-      if (found != state_.spoiled.end()) obstacle_.failure = found->second.second;
-    }
+    if (C10_UNLIKELY(!state_.spoiled.empty())) obstacle_.add(failure_of(state_, entry));
     return entry.tensor;
   }
 
@@ -127,8 +128,24 @@ class ArgumentDecoder {
           obstacle_.absent = true;
           return {};
         }
+        check_placements(count, sharding->mesh->shape, sharding->placements);
         return c10::IValue(c10::IntArrayRef(
             local_sizes(sizes, sharding->mesh->shape, sharding->placements, member->coordinate)));
+      }
+      case Tag::kLocalStrides: {
+        const uint32_t count = reader_.expect(Tag::kLocalStrides);
+        const uint32_t number = reader_.word();
+        const auto sizes = reader_.raw_ints(count), strides = reader_.raw_ints(count);
+        if (number == 0) return c10::IValue(c10::IntArrayRef(strides));
+        const auto sharding = state_.sharding(number);
+        const auto* member = state_.member(*sharding->mesh);
+        if (member == nullptr) {
+          obstacle_.absent = true;
+          return {};
+        }
+        check_placements(count, sharding->mesh->shape, sharding->placements);
+        return c10::IValue(c10::IntArrayRef(local_strides(
+            strides, local_sizes(sizes, sharding->mesh->shape, sharding->placements, member->coordinate))));
       }
       default: Reader::fail("a tag that opens no argument");
     }

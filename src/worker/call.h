@@ -31,13 +31,18 @@ inline std::string first_part(const char* what) {
 }
 
 inline FailurePtr make_failure(WorkerState& state, const std::string& text) {
+  constexpr size_t kMostUnreported = 1000, kMostText = 3000;
   auto failure = std::make_shared<Failure>();
-  failure->text = text;
+  failure->text = text.substr(0, kMostText);
   failure->site = state.site;
   failure->record = state.record;
   failure->worker = state.worker;
   failure->host = state.host;
-  state.unreported.push_back(failure);
+  if (state.unreported.size() < kMostUnreported) {
+    state.unreported.push_back(failure);
+  } else {
+    ++state.unlisted;
+  }
   return failure;
 }
 
@@ -53,9 +58,16 @@ inline std::string message_of(const std::exception& error) {
 inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number,
                           FailurePtr* failure, bool* absent) {
   state.stack.clear();
-  const c10::OperatorHandle& op = state.op(number);
+  const WorkerOperator& known = state.op(number);
+  const c10::OperatorHandle& op = *known.handle;
   if (count != op.schema().arguments().size()) Reader::fail("another number of arguments than the operator has");
   Obstacle obstacle = ArgumentDecoder(state, reader).decode(count, &state.stack);
+  for (const auto& [argument, below] : known.bounded) {
+    const auto& value = state.stack[argument];
+    if (value.isInt() && (value.toInt() < 0 || value.toInt() >= below)) {
+      Reader::fail("a dtype, layout or memory format that does not exist");
+    }
+  }
   if (C10_UNLIKELY(obstacle.absent || obstacle.failure)) {
     *absent = obstacle.absent;
     *failure = std::move(obstacle.failure);
@@ -101,11 +113,11 @@ inline std::string arguments_in_words(WorkerState& state, Reader reader, uint32_
 inline void store_outputs(WorkerState& state, Reader& reader, const FailurePtr& failure, bool absent,
                           bool sharded) {
   size_t next = 0;
-  c10::SmallVector<SlotEntry*, 8> stored;
   const bool have = !failure && !absent;
   const auto store = [&](uint32_t number, const at::Tensor* value) {
     auto& entry = state.slot(number);
     entry.sharding = 0;
+    entry.record = state.record;
     if (C10_LIKELY(have)) {
       entry.tensor = *value;
       entry.state = SlotEntry::State::kTensor;
@@ -138,23 +150,35 @@ inline void store_outputs(WorkerState& state, Reader& reader, const FailurePtr& 
   }
 }
 
-// A failed in-place operator leaves its argument's memory, and every view of it, without a
-// value.
+// Takes a slot's value away, and that of every view of its memory.
+inline void spoil(WorkerState& state, uint32_t slot, const FailurePtr& failure) {
+  auto& entry = state.known_slot(slot);
+  if (entry.state != SlotEntry::State::kTensor) return;
+  if (entry.tensor.has_storage()) {
+    const auto& storage = entry.tensor.storage();
+    state.spoiled.emplace(storage.unsafeGetStorageImpl(), std::make_pair(storage, failure));
+  }
+  entry.state = SlotEntry::State::kFailed;
+  entry.failure = failure;
+}
+
+// Takes away what the operator that made this slot has made.
+inline void spoil_siblings(WorkerState& state, uint32_t slot, const FailurePtr& failure) {
+  const uint64_t record = state.known_slot(slot).record;
+  for (uint32_t other = 0; other < state.slots.size(); ++other) {
+    const auto& entry = state.slots[other];
+    if (entry.state == SlotEntry::State::kTensor && entry.record == record) spoil(state, other, failure);
+  }
+}
+
+// A failed in-place operator leaves what it should have written without a value. One without
+// any return only checks what another has made (linalg.inv makes a matrix and an error code,
+// then checks the code): that has no value then.
 inline void spoil_written(WorkerState& state, Reader reader, uint32_t count, uint32_t number,
                           const FailurePtr& failure) {
-  const auto& schema = state.op(number).schema();
-  if (!schema.is_mutable()) return;
-  const auto spoil = [&](uint32_t slot) {
-    if (slot == kNoSlot) return;
-    auto& entry = state.known_slot(slot);
-    if (entry.state != SlotEntry::State::kTensor) return;
-    if (entry.tensor.has_storage()) {
-      const auto& storage = entry.tensor.storage();
-      state.spoiled.emplace(storage.unsafeGetStorageImpl(), std::make_pair(storage, failure));
-    }
-    entry.state = SlotEntry::State::kFailed;
-    entry.failure = failure;
-  };
+  const auto& schema = state.op(number).handle->schema();
+  const bool checks = schema.returns().empty() && !schema.is_mutable();
+  if (!schema.is_mutable() && !checks) return;
   for (uint32_t i = 0; i < count; ++i) {
     const auto* alias = schema.arguments()[i].alias_info();
     const bool written = alias != nullptr && alias->isWrite();
@@ -162,12 +186,13 @@ inline void spoil_written(WorkerState& state, Reader reader, uint32_t count, uin
     uint32_t payload;
     if (tag == Tag::kSlot) {
       reader.tag(&payload);
-      if (written) spoil(payload);
+      if (written && payload != kNoSlot) spoil(state, payload, failure);
+      if (checks && payload != kNoSlot) spoil_siblings(state, payload, failure);
     } else if (tag == Tag::kSlotList || tag == Tag::kOptionalSlotList) {
       reader.tag(&payload);
       for (uint32_t k = 0; k < payload; ++k) {
         const uint32_t slot = reader.word();
-        if (written) spoil(slot);
+        if (written && slot != kNoSlot) spoil(state, slot, failure);
       }
     } else {
       Stack ignored;
@@ -179,6 +204,7 @@ inline void spoil_written(WorkerState& state, Reader reader, uint32_t count, uin
 // ---- the other records ----------------------------------------------------------------------
 
 inline void run_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number) {
+  if (state.notes_flight) flight_record().note(number, state.site);
   const bool sharded = (count & kShardedOperator) != 0;
   count &= kShardedOperator - 1;
   FailurePtr failure;
@@ -186,8 +212,10 @@ inline void run_operator(WorkerState& state, Reader& reader, uint32_t count, uin
   const Reader arguments = reader;
   if (C10_LIKELY(call_operator(state, reader, count, number, &failure, &absent))) {
     store_outputs(state, reader, nullptr, false, sharded);
+    state.stack.clear();  // else the outputs' memory would outlive their slots
     return;
   }
+  state.stack.clear();
   if (failure) {
     const size_t cut = failure->text.find('\x1f');
     if (cut != std::string::npos) {
@@ -207,11 +235,35 @@ inline void define_operator(WorkerState& state, Reader& reader, uint32_t number)
   auto op = c10::Dispatcher::singleton().findOp({name, overload});
   if (!op || !op->hasSchema()) Reader::fail(("operator " + name + ", which is not registered").c_str());
   if (number >= state.operators.size()) state.operators.resize(number + 64);
-  state.operators[number] = *op;
+  WorkerOperator& known = state.operators[number];
+  known = {*op, {}};
+  for (uint32_t a = 0; a < op->schema().arguments().size(); ++a) {
+    auto type = op->schema().arguments()[a].real_type();
+    if (type->kind() == c10::TypeKind::OptionalType) type = type->castRaw<c10::OptionalType>()->getElementType();
+    if (type->kind() == c10::TypeKind::ScalarTypeType) {
+      known.bounded.push_back({a, static_cast<int64_t>(c10::ScalarType::Undefined)});
+    } else if (type->kind() == c10::TypeKind::LayoutType) {
+      known.bounded.push_back({a, static_cast<int64_t>(c10::Layout::NumOptions)});
+    } else if (type->kind() == c10::TypeKind::MemoryFormatType) {
+      known.bounded.push_back({a, static_cast<int64_t>(c10::MemoryFormat::NumOptions)});
+    }
+  }
+  if (state.notes_flight) flight_record().define_op(number, name);
+}
+
+inline void define_site(WorkerState& state, Reader& reader, uint32_t number) {
+  const auto text = reader.string();
+  if (state.notes_flight) flight_record().define_site(number, text);
 }
 
 inline void define_mesh(WorkerState& state, Reader& reader, uint32_t number) {
   const auto shape = reader.int_list(), workers = reader.int_list();
+  // A group with a member that does not exist would be waited for.
+  const std::unordered_set<int64_t> distinct(workers.begin(), workers.end());
+  if (distinct.size() != workers.size()) Reader::fail("a mesh that names a worker twice");
+  for (int64_t worker : workers) {
+    if (worker < 0 || worker >= state.num_workers) Reader::fail("a mesh of workers that do not exist");
+  }
   auto& table = ShardingTable::get();
   try {
     table.define_mesh(number, {shape.begin(), shape.end()}, {workers.begin(), workers.end()});
@@ -249,10 +301,14 @@ inline void define_sharding(WorkerState& state, Reader& reader, uint32_t number)
 }
 
 inline void free_slot(WorkerState& state, uint32_t number) {
-  auto& entry = state.slot(number);
+  auto& entry = state.known_slot(number);
   entry.tensor = at::Tensor();
   entry.failure = nullptr;
   entry.state = SlotEntry::State::kEmpty;
+  if (C10_UNLIKELY(!state.spoiled.empty())) {
+    // What only the table holds has no view left that could be read.
+    std::erase_if(state.spoiled, [](const auto& item) { return item.second.first.use_count() == 1; });
+  }
 }
 
 inline void put_tensor(WorkerState& state, uint32_t number, at::Tensor tensor, uint32_t sharding) {
@@ -260,6 +316,7 @@ inline void put_tensor(WorkerState& state, uint32_t number, at::Tensor tensor, u
   entry.state = tensor.defined() ? SlotEntry::State::kTensor : SlotEntry::State::kAbsent;
   entry.tensor = std::move(tensor);
   entry.failure = nullptr;
+  entry.record = state.record;
   entry.sharding = sharding;
 }
 
@@ -289,7 +346,7 @@ inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, u
       if (strides[d] < 0 || strides[d] > (1 << 20)) Reader::fail("an inline tensor of wild strides");
       span += (sizes[d] - 1) * strides[d];
     }
-    if (elements * c10::elementSize(dtype) != bytes.size() || span > static_cast<int64_t>(elements)) {
+    if (elements * c10::elementSize(dtype) != bytes.size() || span != static_cast<int64_t>(elements)) {
       Reader::fail("an inline tensor whose bytes do not fit its sizes");
     }
     part = at::empty_strided(sizes, strides, at::TensorOptions().dtype(dtype));
@@ -312,7 +369,7 @@ inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number
   const Mesh& mesh = *to->mesh;
   const Placements replicated(mesh.shape.size(), Placement::replicate());
   const Placements& before = from ? from->placements : replicated;
-  if (from && from->mesh != to->mesh && from->mesh->workers != mesh.workers) {
+  if (from && (from->mesh->workers != mesh.workers || from->mesh->shape != mesh.shape)) {
     Reader::fail("a redistribution between meshes");
   }
   const MeshMember* member = state.member(mesh);
@@ -323,23 +380,31 @@ inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number
   check_placements(sizes.size(), mesh.shape, before);
   check_placements(sizes.size(), mesh.shape, to->placements);
   auto& input = state.known_slot(number);
-  FailurePtr failure = input.failure;
+  FailurePtr failure = failure_of(state, input);
   at::Tensor local = input.tensor;
-  if (input.state == SlotEntry::State::kTensor && !state.spoiled.empty() && local.has_storage()) {
-    auto found = state.spoiled.find(local.storage().unsafeGetStorageImpl());
-    if (found != state.spoiled.end()) failure = found->second.second;
-  }
   try {
+    const auto expected = local_sizes(sizes, mesh.shape, before, member->coordinate);
+    if (!failure && local.defined() &&
+        (local.sizes() != c10::IntArrayRef(expected) || local.scalar_type() != dtype)) {
+      failure = make_failure(state, "redistribute: this worker's part is " + described(local, 0) +
+                                        ", expected " + c10::toString(dtype) +
+                                        c10::str(c10::IntArrayRef(expected)));
+    }
     if (failure || !local.defined()) {
-      // Others may be in the collective already: take part with anything of the right shape.
-      local = at::zeros(local_sizes(sizes, mesh.shape, before, member->coordinate),
-                        at::TensorOptions().dtype(dtype).device(state.device));
+      // The others wait in the collective, and learn of the failure when the value is read: take
+      // part with anything of the right shape.
+      local = at::zeros(expected, at::TensorOptions().dtype(dtype).device(state.device));
     }
     auto result = redistribute(local, sizes, mesh, *member, before, to->placements);
-    if (failure) {
+    if (into) {
+      auto& target = state.known_slot(output);
+      if (failure) {
+        spoil(state, output, failure);
+      } else if (target.state == SlotEntry::State::kTensor) {
+        target.tensor.copy_(result);
+      }
+    } else if (failure) {
       put_failure(state, output, failure);
-    } else if (into) {
-      state.known_slot(output).tensor.copy_(result);
     } else {
       if (result.is_same(local)) result = result.clone();
       put_tensor(state, output, std::move(result), to_number);
@@ -347,59 +412,85 @@ inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number
   } catch (const WireError&) {
     throw;
   } catch (const std::exception& error) {
-    put_failure(state, output, make_failure(state, "redistribute: " + message_of(error)));
+    failure = make_failure(state, "redistribute: " + message_of(error));
+    if (into) {
+      spoil(state, output, failure);
+    } else {
+      put_failure(state, output, failure);
+    }
   }
+}
+
+// Takes a failure off the list of what is still to be told.
+inline FailurePtr take_unreported(WorkerState& state, std::vector<FailurePtr>::iterator at) {
+  FailurePtr failure = *at;
+  state.unreported.erase(at);
+  if (state.unreported.empty() && state.unlisted > 0) {
+    auto last = std::make_shared<Failure>(*failure);
+    last->text += "\n(" + std::to_string(state.unlisted) + " more operators failed after a thousand "
+                  "failures that nobody had read)";
+    state.unlisted = 0;
+    return last;
+  }
+  return failure;
 }
 
 // A failure that no live value leads to any more: reported at the next read or sync.
 inline FailurePtr take_orphan(WorkerState& state) {
   for (auto it = state.unreported.begin(); it != state.unreported.end(); ++it) {
-    if (it->use_count() > 1) continue;
-    FailurePtr orphan = *it;
-    state.unreported.erase(it);
-    return orphan;
+    if (it->use_count() == 1) return take_unreported(state, it);
   }
   return nullptr;
 }
 
 inline void mark_reported(WorkerState& state, const FailurePtr& failure) {
-  std::erase(state.unreported, failure);
+  auto found = std::find(state.unreported.begin(), state.unreported.end(), failure);
+  if (found != state.unreported.end()) take_unreported(state, found);
 }
 
-inline void get_value(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
+// Somebody waits for the answer, so whatever goes wrong is one. `make` fills it; false: this
+// worker owes none.
+template <class Make>
+void answer(WorkerState& state, const WorkerLink& link, Reader& reader, Make&& make) {
   const PromiseName promise = reader.promise();
+  Reply reply;
+  bool owed = true;
+  try {
+    owed = make(&reply);
+  } catch (const std::exception& error) {
+    reply = Reply();
+    reply.failure = make_failure(state, "reading a value: " + message_of(error));
+    mark_reported(state, reply.failure);
+  }
+  if (owed) link.reply(link.self, &promise, &reply);
+}
+
+inline bool read_slot(WorkerState& state, Reader& reader, uint32_t number, Reply* reply) {
   const uint32_t sharding_number = reader.word();
   bool wanted = state.worker == 0;
   if (sharding_number != 0) {
     const auto sharding = state.sharding(sharding_number);
     const MeshMember* member = state.member(*sharding->mesh);
-    if (member == nullptr) return;
+    if (member == nullptr) return false;
     wanted = is_needed(sharding->placements, member->coordinate);
   }
   auto& entry = state.known_slot(number);
-  Reply reply;
-  reply.failure = entry.failure;
-  if (!reply.failure && entry.state == SlotEntry::State::kTensor && !state.spoiled.empty() &&
-      entry.tensor.has_storage()) {
-    auto found = state.spoiled.find(entry.tensor.storage().unsafeGetStorageImpl());
-    if (found != state.spoiled.end()) reply.failure = found->second.second;
-  }
-  if (!reply.failure) {
-    reply.failure = take_orphan(state);
+  reply->failure = failure_of(state, entry);
+  if (!reply->failure) {
+    reply->failure = take_orphan(state);
   } else {
-    mark_reported(state, reply.failure);
+    mark_reported(state, reply->failure);
   }
-  if (!reply.failure && wanted && entry.tensor.defined()) {
-    try {
-      auto value = entry.tensor.resolve_conj().resolve_neg().to(c10::kCPU).contiguous();
-      // A snapshot: what follows in the stream may write to the tensor.
-      reply.value = value.is_alias_of(entry.tensor) ? value.clone() : value;
-    } catch (const std::exception& error) {
-      reply.failure = make_failure(state, "reading a value: " + message_of(error));
-      mark_reported(state, reply.failure);
-    }
+  if (!reply->failure && wanted && entry.tensor.defined()) {
+    auto value = entry.tensor.resolve_conj().resolve_neg().to(c10::kCPU).contiguous();
+    // A snapshot: what follows in the stream may write to the tensor.
+    reply->value = value.is_alias_of(entry.tensor) ? value.clone() : value;
   }
-  link.reply(link.self, &promise, &reply);
+  return true;
+}
+
+inline void get_value(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
+  answer(state, link, reader, [&](Reply* reply) { return read_slot(state, reader, number, reply); });
 }
 
 // Bytes and number of the tensors that slots hold; memory that several share counts once.
@@ -417,30 +508,30 @@ inline void live_memory(const WorkerState& state, int64_t* bytes, int64_t* tenso
 // The metadata of a slot as an int64 tensor: dtype, dim, offset, sizes, strides; empty for an
 // undefined tensor.
 inline void describe_slot(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
-  const PromiseName promise = reader.promise();
-  auto& entry = state.known_slot(number);
-  Reply reply;
-  reply.failure = entry.failure;
-  if (reply.failure) mark_reported(state, reply.failure);
-  std::vector<int64_t> words;
-  if (!reply.failure && entry.tensor.defined()) {
-    const auto& tensor = entry.tensor;
-    words = {static_cast<int64_t>(tensor.scalar_type()), tensor.dim(), tensor.storage_offset()};
-    words.insert(words.end(), tensor.sizes().begin(), tensor.sizes().end());
-    words.insert(words.end(), tensor.strides().begin(), tensor.strides().end());
-  }
-  reply.value = at::tensor(words, at::kLong);
-  link.reply(link.self, &promise, &reply);
+  answer(state, link, reader, [&](Reply* reply) {
+    const auto& entry = state.known_slot(number);
+    reply->failure = failure_of(state, entry);
+    if (reply->failure) {
+      mark_reported(state, reply->failure);
+      return true;
+    }
+    std::vector<int64_t> words;
+    if (entry.tensor.defined()) {
+      const auto& tensor = entry.tensor;
+      words = {static_cast<int64_t>(tensor.scalar_type()), tensor.dim(), tensor.storage_offset()};
+      words.insert(words.end(), tensor.sizes().begin(), tensor.sizes().end());
+      words.insert(words.end(), tensor.strides().begin(), tensor.strides().end());
+    }
+    reply->value = at::tensor(words, at::kLong);
+    return true;
+  });
 }
 
 inline void sync(WorkerState& state, const WorkerLink& link, Reader& reader) {
-  const PromiseName promise = reader.promise();
-  Reply reply;
-  if (!state.unreported.empty()) {
-    reply.failure = state.unreported.front();
-    state.unreported.erase(state.unreported.begin());
-  }
-  link.reply(link.self, &promise, &reply);
+  answer(state, link, reader, [&](Reply* reply) {
+    if (!state.unreported.empty()) reply->failure = take_unreported(state, state.unreported.begin());
+    return true;
+  });
 }
 
 }  // namespace dtorch

@@ -25,6 +25,7 @@ inline KernelCall read_kernel_call(WorkerState& state, Reader& reader, uint32_t 
   for (uint32_t i = 0; i < count; ++i) {
     KernelOutput output;
     output.slot = reader.expect(Tag::kOutput);
+    state.slot(output.slot);  // refuses a wild number before anything runs
     output.dtype = static_cast<int>(reader.dtype());
     const auto sizes = reader.int_list();
     output.sizes.assign(sizes.begin(), sizes.end());
@@ -64,7 +65,9 @@ inline void store_kernel_outputs(WorkerState& state, const KernelCall& call,
   }
   for (size_t i = 0; wrong.empty() && i < results.size(); ++i) {
     const auto& output = call.outputs[i];
-    if (results[i].sizes() != c10::IntArrayRef(output.local_sizes) ||
+    if (results[i].layout() != c10::kStrided) {
+      wrong = "output " + std::to_string(i) + " is not strided";
+    } else if (results[i].sizes() != c10::IntArrayRef(output.local_sizes) ||
         static_cast<int>(results[i].scalar_type()) != output.dtype) {
       wrong = "output " + std::to_string(i) + " is " + described(results[i], 0) + ", expected " +
               c10::toString(static_cast<c10::ScalarType>(output.dtype)) +

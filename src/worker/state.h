@@ -1,8 +1,10 @@
 // What a worker holds: slots, operators, shardings, failures.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -12,6 +14,7 @@
 
 #include "sharding/table.h"
 #include "transport/link.h"
+#include "wire/flight.h"
 #include "wire/reader.h"
 
 namespace dtorch {
@@ -29,20 +32,34 @@ struct SlotEntry {
   };
   at::Tensor tensor;
   FailurePtr failure;
+  uint64_t record = 0;  // that made it
   uint32_t sharding = 0;
   State state = State::kEmpty;
 };
 
+// An operator, and what LibTorch takes unchecked from its arguments: numbers that stand for a
+// dtype, a layout or a memory format.
+struct WorkerOperator {
+  struct Bounded {
+    uint32_t argument;
+    int64_t below;
+  };
+  std::optional<c10::OperatorHandle> handle;
+  std::vector<Bounded> bounded;
+};
+
 struct WorkerState {
-  WorkerState(int worker, c10::Device device, std::string host, MakeGroup make_group)
-      : worker(worker), device(device), host(std::move(host)), make_group(std::move(make_group)),
-        generator(at::detail::createCPUGenerator()) {}
+  WorkerState(int worker, int num_workers, c10::Device device, std::string host,
+              MakeGroup make_group)
+      : worker(worker), num_workers(num_workers), device(device), host(std::move(host)),
+        make_group(std::move(make_group)), generator(at::detail::createCPUGenerator()) {}
 
   // The entry of a slot that may be new; the table grows in small steps, since rank 0 hands
   // numbers out densely.
   SlotEntry& slot(uint32_t number) {
     constexpr uint32_t kGrowth = 1 << 16;
     if (number >= slots.size()) {
+      if (number >= kMaxSlots) Reader::fail("a slot number beyond the last");
       if (number >= slots.size() + kGrowth) Reader::fail("a slot number far beyond the table");
       slots.resize(std::max<size_t>(number + 1, slots.size() * 2));
     }
@@ -54,9 +71,11 @@ struct WorkerState {
     }
     return slots[number];
   }
-  const c10::OperatorHandle& op(uint32_t number) const {
-    if (number >= operators.size() || !operators[number]) Reader::fail("an operator that was not defined");
-    return *operators[number];
+  const WorkerOperator& op(uint32_t number) const {
+    if (number >= operators.size() || !operators[number].handle) {
+      Reader::fail("an operator that was not defined");
+    }
+    return operators[number];
   }
   std::shared_ptr<const Sharding> sharding(uint32_t number) const {
     auto found = ShardingTable::get().sharding(number);
@@ -69,25 +88,45 @@ struct WorkerState {
   }
 
   const int worker;
+  const int num_workers;
   const c10::Device device;
   const std::string host;
   const MakeGroup make_group;
   at::Generator generator;  // reseeded by each record that draws
 
   std::vector<SlotEntry> slots;
-  std::vector<std::optional<c10::OperatorHandle>> operators;
+  std::vector<WorkerOperator> operators;
   std::unordered_map<uint32_t, MeshMember> members;  // by mesh, where this worker is part
   Stack stack;
 
+  bool notes_flight = false;  // writes this process's flight record
   uint64_t record = 0;  // being executed
   uint32_t site = 0;
   uint64_t num_operators = 0;
-  bool stopped = false;
+  std::atomic<bool> stopped{false};  // set by a shutdown record, or by another thread
+  // Why the stream can't be followed any further: what comes after is lost.
+  std::string broken;
 
-  // Failures that no reply has told of yet, oldest first.
+  // Failures that no reply has told of yet, oldest first; those beyond the first thousand are
+  // only counted.
   std::vector<FailurePtr> unreported;
+  uint64_t unlisted = 0;
   // Memory that a failed in-place operator should have written.
   std::unordered_map<const c10::StorageImpl*, std::pair<c10::Storage, FailurePtr>> spoiled;
+
+  // Batches as they came, for tests of the decoder.
+  bool keeps_batches = false;
+  std::vector<std::string> batches;
 };
+
+// Why a slot has no value, if it has none for a failure's sake.
+inline FailurePtr failure_of(const WorkerState& state, const SlotEntry& entry) {
+  if (entry.failure) return entry.failure;
+  if (C10_LIKELY(state.spoiled.empty()) || !entry.tensor.defined() || !entry.tensor.has_storage()) {
+    return nullptr;
+  }
+  auto found = state.spoiled.find(entry.tensor.storage().unsafeGetStorageImpl());
+  return found == state.spoiled.end() ? nullptr : found->second.second;
+}
 
 }  // namespace dtorch

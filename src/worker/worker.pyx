@@ -7,7 +7,7 @@ from libcpp cimport bool as cbool
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from libtorch cimport THPVariable_Unpack, THPVariable_Wrap, Tensor
+from libtorch cimport THPVariable_Check, THPVariable_Unpack, Tensor
 from transport.link cimport Batch, WorkerLink
 
 from dtorch_mpi.kernels import registry
@@ -45,11 +45,16 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         uint64_t record
         uint32_t site
         uint64_t num_operators
+        cbool notes_flight
         cbool stopped
+        cbool keeps_batches
+        string broken
+        vector[string] batches
 
 cdef extern from "worker/call.h" namespace "dtorch" nogil:
     void run_operator(WorkerState&, Reader&, uint32_t, uint32_t)
     void define_operator(WorkerState&, Reader&, uint32_t)
+    void define_site(WorkerState&, Reader&, uint32_t)
     void define_mesh(WorkerState&, Reader&, uint32_t)
     void define_sharding(WorkerState&, Reader&, uint32_t)
     void free_slot(WorkerState&, uint32_t)
@@ -71,34 +76,33 @@ cdef extern from "worker/python_kernel.h" namespace "dtorch" nogil:
         vector[KernelOutput] outputs
         cbool absent
     KernelCall read_kernel_call(WorkerState&, Reader&, uint32_t)
-    void store_kernel_outputs(WorkerState&, const KernelCall&, const vector[Tensor]&)
-    void store_kernel_failure(WorkerState&, const KernelCall&, const string&)
+    void store_kernel_outputs(WorkerState&, const KernelCall&, const vector[Tensor]&) except +
+    void store_kernel_failure(WorkerState&, const KernelCall&, const string&) except +
 
 cdef extern from *:
     """
     #include <ATen/Parallel.h>
     #include <c10/core/DeviceGuard.h>
 
-    // Runs one record; a malformed one becomes a failure, and the rest of its batch is skipped.
-    template <class Run>
-    static bool dtorch_guarded(dtorch::WorkerState& state, Run&& run) {
-      try {
-        run();
-        return true;
-      } catch (const std::exception& error) {
-        dtorch::make_failure(state, dtorch::message_of(error));
-        return false;
-      }
-    }
+    // Runs one record and returns its length. A malformed one becomes a failure; where not even
+    // the next one can be found, 0.
     typedef void (*dtorch_record_function)(void* worker, dtorch::Reader& reader);
-    static bool dtorch_record(dtorch::WorkerState& state, void* worker, const uint32_t* at,
-                              const uint32_t* end, uint32_t* words,
-                              dtorch_record_function function) {
-      return dtorch_guarded(state, [&] {
+    static uint32_t dtorch_record(dtorch::WorkerState& state, void* worker, const uint32_t* at,
+                                  const uint32_t* end, dtorch_record_function function) {
+      uint32_t words = 0;
+      try {
         dtorch::Reader reader = dtorch::Reader::record(at, end);
-        *words = reader.words();
+        words = reader.words();
         function(worker, reader);
-      });
+      } catch (const std::exception& error) {
+        state.stack.clear();
+        dtorch::make_failure(state, dtorch::message_of(error));
+        if (words == 0) state.broken = dtorch::message_of(error);
+      }
+      return words;
+    }
+    static void dtorch_keep(dtorch::WorkerState& state, const dtorch::Batch& batch) {
+      state.batches.emplace_back(reinterpret_cast<const char*>(batch.begin), batch.bytes());
     }
     // Below autograd, but not InferenceMode: values read in this process stay usable for
     // autograd and in-place operators.
@@ -106,18 +110,20 @@ cdef extern from *:
       dtorch_below_autograd() : guard(std::make_unique<at::AutoDispatchBelowADInplaceOrView>()) {}
       std::unique_ptr<at::AutoDispatchBelowADInplaceOrView> guard;
     };
-    static dtorch::WorkerState* dtorch_new_state(int worker, const std::string& device,
+    static dtorch::WorkerState* dtorch_new_state(int worker, int num_workers,
+                                                 const std::string& device,
                                                  const std::string& host, void* make_group) {
-      return new dtorch::WorkerState(worker, c10::Device(device), host,
+      return new dtorch::WorkerState(worker, num_workers, c10::Device(device), host,
                                      *static_cast<dtorch::MakeGroup*>(make_group));
     }
     """
     ctypedef void (*record_function "dtorch_record_function")(void* worker, Reader& reader) noexcept nogil
-    cbool dtorch_record(WorkerState&, void*, const uint32_t*, const uint32_t*, uint32_t*,
-                        record_function) nogil
+    uint32_t dtorch_record(WorkerState&, void*, const uint32_t*, const uint32_t*,
+                           record_function) nogil
+    void dtorch_keep(WorkerState&, const Batch&) nogil
     cppclass below_autograd "dtorch_below_autograd":
         below_autograd()
-    WorkerState* dtorch_new_state(int, const string&, const string&, void*) except +
+    WorkerState* dtorch_new_state(int, int, const string&, const string&, void*) except +
     void set_num_threads "at::set_num_threads"(int)
 
 
@@ -151,7 +157,7 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
     elif kind == Kind.kDefineOperator:
         define_operator(state[0], reader, number)
     elif kind == Kind.kDefineSite:
-        pass
+        define_site(state[0], reader, number)
     elif kind == Kind.kDefineMesh:
         define_mesh(state[0], reader, number)
     elif kind == Kind.kDefineSharding:
@@ -189,6 +195,8 @@ cdef void python_kernel(WorkerState* state, const KernelCall& call) noexcept:
             for i in range(<int>call.outputs.size())
         ]
         for tensor in registry.run(call.name.decode(), call.packed, outputs):
+            if not THPVariable_Check(tensor) or tensor.device.type not in ("cpu", "cuda"):
+                raise TypeError(f"expected tensors in the worker's own memory, got {tensor!r:.100}")
             results.push_back(THPVariable_Unpack(tensor))
         store_kernel_outputs(state[0], call, results)
     except BaseException as error:
@@ -198,10 +206,11 @@ cdef void python_kernel(WorkerState* state, const KernelCall& call) noexcept:
 
 cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
     cdef const uint32_t* at = batch.begin
-    cdef uint32_t words = 0
+    cdef uint32_t words
     context.state.record = batch.first_record
     while at < batch.end and not context.state.stopped:
-        if not dtorch_record(context.state[0], context, at, batch.end, &words, execute):
+        words = dtorch_record(context.state[0], context, at, batch.end, execute)
+        if words == 0:
             break
         at += words
         context.state.record += 1
@@ -212,10 +221,15 @@ cdef extern from "worker/call.h" namespace "dtorch" nogil:
 
 
 def live_memory():
-    """(bytes, tensors) alive on the worker whose thread calls."""
+    """(bytes, tensors) alive on the worker whose thread calls, and operators it has executed.
+
+    Raises RuntimeError in a thread that runs no worker.
+    """
     cdef int64_t nbytes = 0, tensors = 0
+    if this_worker() == NULL:
+        raise RuntimeError("live_memory() is for Python kernels: this thread runs no worker")
     c_live_memory(this_worker()[0], &nbytes, &tensors)
-    return nbytes, tensors
+    return nbytes, tensors, this_worker().num_operators
 
 
 cdef extern from *:
@@ -234,16 +248,22 @@ cdef class Worker:
 
     index: its number among the workers. device: where its tensors live. link: capsule of its
     end of the transport. make_group: capsule of the function that makes communication groups.
+    num_workers: of the job, where it is known; a mesh that names another is refused.
     """
 
     cdef Context context
     cdef object keep
+    cdef readonly int index
+    cdef readonly bint running  # whether run() is at work
 
-    def __init__(self, int index, str device, str host, link, make_group):
+    def __init__(self, int index, str device, str host, link, make_group, *,
+                 int num_workers=1 << 24):
         self.keep = (link, make_group)
+        self.index = index
         self.context.link = <WorkerLink*>PyCapsule_GetPointer(link, "dtorch.WorkerLink")
         self.context.state = dtorch_new_state(
-            index, device.encode(), host.encode(), PyCapsule_GetPointer(make_group, "dtorch.MakeGroup"))
+            index, num_workers, device.encode(), host.encode(),
+            PyCapsule_GetPointer(make_group, "dtorch.MakeGroup"))
 
     def __dealloc__(self):
         del self.context.state
@@ -253,17 +273,48 @@ cdef class Worker:
         """Operators executed so far."""
         return self.context.state.num_operators
 
+    def note_flight(self):
+        """Have this worker write its process's flight record."""
+        self.context.state.notes_flight = True
+
+    @property
+    def broken(self):
+        """Why this worker can't go on; empty while it can."""
+        return self.context.state.broken.decode("utf-8", "replace")
+
+    def stop(self):
+        """Have run() return after the operator at hand; what was issued after it is lost."""
+        self.context.state.stopped = True
+
+    def keep_batches(self):
+        """Keep the batches that come from now on; for tests of the decoder."""
+        self.context.state.keeps_batches = True
+
+    def kept_batches(self):
+        """The batches kept so far, as bytes. Call it after a sync."""
+        return list(self.context.state.batches)
+
     def run(self, int num_threads):
-        """Execute until a shutdown record comes. num_threads: for each operator."""
+        """Execute until a shutdown record comes. num_threads: for each operator.
+
+        Raises RuntimeError when the stream can't be followed any further.
+        """
+        self.running = True
         set_num_threads(num_threads)
         set_this_worker(self.context.state)
         cdef below_autograd* guard = new below_autograd()
         with nogil:
             self.loop()
         del guard
+        self.running = False
+        if self.broken:
+            raise RuntimeError(f"a worker lost the stream of records: {self.broken}")
 
     def execute_bytes(self, bytes batch):
-        """Execute a batch given as bytes; for tests of the decoder."""
+        """Execute a batch given as bytes; for tests of the decoder.
+
+        Returns whether every record's beginning was found.
+        """
         cdef Batch parsed
         cdef vector[uint32_t] words
         words.resize(len(batch) // 4)
@@ -273,17 +324,28 @@ cdef class Worker:
             target[i] = source[i]
         parsed.begin = words.data()
         parsed.end = words.data() + words.size()
+        cdef WorkerState* before = this_worker()
+        set_this_worker(self.context.state)
         cdef below_autograd* guard = new below_autograd()
         with nogil:
             execute_batch(&self.context, &parsed)
         del guard
+        set_this_worker(before)
         self.context.state.stopped = False
+        cdef cbool whole = self.context.state.broken.empty()
+        self.context.state.broken.clear()
+        return whole
 
     cdef void loop(self) noexcept nogil:
         cdef Batch batch
-        while not self.context.state.stopped:
+        while not self.context.state.stopped and self.context.state.broken.empty():
             if not self.context.link.receive(self.context.link.self, &batch, 2000):
                 continue
+            if self.context.state.keeps_batches:
+                dtorch_keep(self.context.state[0], batch)
             execute_batch(&self.context, &batch)
             self.context.link.progress(self.context.link.self, batch.first_record + batch.records)
             batch = Batch()
+        if self.context.state.stopped:
+            # Nothing that is still issued will run: nobody need wait for it.
+            self.context.link.progress(self.context.link.self, <uint64_t>-1)

@@ -3,21 +3,20 @@
 #pragma once
 
 #include <mpi.h>
-#include <sched.h>
 
 #include <atomic>
-#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include "sharding/parts.h"
+#include "transport/backoff.h"
 #include "transport/link.h"
 
 namespace dtorch {
@@ -47,31 +46,27 @@ struct TensorHeader {
   int64_t sizes[kMaxDims];
   int64_t strides[kMaxDims];
 };
-constexpr size_t kMostFirstMessage = sizeof(TensorHeader) + kTextBytes + kInline;
+
+// The first message of a reply whose value has `nbytes`: header and data, or header and texts.
+inline size_t first_message_bytes(size_t nbytes) {
+  return sizeof(TensorHeader) + std::max(kTextBytes, std::min(nbytes, kInline));
+}
+
+// No value can travel any more: ends the job. The launcher and the watchers tell the rest.
+[[noreturn]] inline void transport_failed(const char* what, const char* text) {
+  std::fprintf(stderr, "dtorch_mpi: the transport over MPI failed in %s: %s\n", what, text);
+  std::fflush(stderr);
+  MPI_Abort(MPI_COMM_WORLD, 70);
+  std::abort();
+}
 
 inline void check_mpi(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(code, text, &length);
-  throw std::runtime_error(std::string(what) + ": " + std::string(text, length));
+  transport_failed(what, text);
 }
-
-// Polls, yields, then sleeps in growing steps.
-class Backoff {
- public:
-  explicit Backoff(int spins) : spins_(spins) {}
-  void pause() {
-    if (++step_ < spins_) {
-      sched_yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(step_ < spins_ + 40 ? 20 : 200));
-    }
-  }
-
- private:
-  int spins_, step_ = 0;
-};
 
 // Sends under way, with what keeps their memory.
 class Outbox {
@@ -129,8 +124,7 @@ inline void post_tensor(Outbox& outbox, const at::Tensor& tensor, int rank, int 
   TensorHeader header{};
   header.status = tensor.defined() ? TensorHeader::kValue : TensorHeader::kNothing;
   if (tensor.defined()) {
-    TORCH_CHECK(tensor.dim() <= static_cast<int64_t>(kMaxDims), "a tensor of ", tensor.dim(),
-                " dims; at most ", kMaxDims, " can be sent");
+    TORCH_INTERNAL_ASSERT(tensor.dim() <= static_cast<int64_t>(kMaxDims));
     header.dtype = static_cast<int32_t>(tensor.scalar_type());
     header.dim = static_cast<int32_t>(tensor.dim());
     header.nbytes = tensor.nbytes();
@@ -165,7 +159,7 @@ inline void receive_bytes(void* data, size_t bytes, int rank, int tag, MPI_Comm 
   } while (bytes > 0);
 }
 
-inline at::Tensor receive_tensor(int rank, int tag, MPI_Comm comm, Outbox& outbox, int spins) {
+inline at::Tensor receive_tensor(int rank, int tag, MPI_Comm comm, Outbox& outbox, int spins) try {
   TensorHeader header;
   receive_bytes(&header, sizeof header, rank, tag, comm, outbox, spins);
   if (header.status != TensorHeader::kValue) return {};
@@ -176,6 +170,17 @@ inline at::Tensor receive_tensor(int rank, int tag, MPI_Comm comm, Outbox& outbo
     receive_bytes(tensor.mutable_data_ptr(), header.nbytes, rank, tag, comm, outbox, spins);
   }
   return tensor;
+} catch (const std::exception& error) {
+  transport_failed("receiving data", error.what());  // no memory for it
+}
+
+inline void send_part(Outbox& outbox, const Transfer& transfer, int worker, int rank, int tag,
+                      MPI_Comm comm) try {
+  // The transfer's tensor is never written to, so a replicated one needs no copy.
+  post_tensor(outbox, transfer.sharding == 0 ? transfer.tensor : own_part(transfer, worker), rank, tag,
+              comm);
+} catch (const std::exception& error) {
+  transport_failed("sending data", error.what());
 }
 
 // A reply as one block: header, texts, data as far as `room` allows. Returns bytes written.

@@ -1,0 +1,1 @@
+"""How a job starts: the launcher, the checks at start-up, the place of each worker."""

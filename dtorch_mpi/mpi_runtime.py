@@ -1,0 +1,125 @@
+"""Start-up of a job under mpirun or srun: roles, links, and the worker ranks' whole life."""
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from . import _core, _worker, watcher
+from .launch.agreement import check_agreement
+from .launch.guard import check_world
+from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
+from .runtime import Runtime, ThreadWorkers
+
+SHARED_BYTES = 8 << 20  # of rank 0's window for values from workers of its node
+
+
+def start(settings, launch):
+    """On rank 0 returns the Runtime; a worker rank serves until the end and leaves."""
+    import mpi4py
+
+    mpi4py.rc.thread_level = "multiple"
+    from mpi4py import MPI
+
+    from . import _mpi
+
+    check_world(launch, MPI.COMM_WORLD.size)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            f"this MPI gives thread level {MPI.Query_thread()}, and dtorch_mpi needs "
+            "MPI_THREAD_MULTIPLE: use a build of MPI with thread support, and import dtorch_mpi "
+            "before anything that initializes MPI"
+        )
+    comm = MPI.COMM_WORLD.Dup()
+    check_agreement(comm)
+    # Ranks of one node, and which of them share rank 0's.
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    leader = node.bcast(comm.rank)
+    leaders = comm.allgather(leader)
+    on_first = [index for index, other in enumerate(leaders) if other == leaders[0]]
+    cohost = settings.cohost
+    if cohost is None:
+        cohost = cohost_default(len(on_first), visible_gpus())
+    cohost = comm.bcast(bool(cohost))
+    first_rank = 0 if cohost else 1
+    ranks = list(range(first_rank, comm.size))
+    same_node = [leaders[rank] == leaders[0] for rank in ranks]
+    board = _mpi.SharedMemory(node, SHARED_BYTES) if leaders[comm.rank] == leaders[0] else None
+    maker = _mpi.group_maker(comm, first_rank)
+    of_node = [rank for rank in ranks if leaders[rank] == leader]
+    threads = settings.threads or cpu_threads(max(1, len(of_node)))
+    worker = comm.rank - first_rank
+    if comm.rank > 0:
+        device = device_for(of_node.index(comm.rank))
+        try:
+            _serve(comm, worker, str(device), ranks, board, maker, settings, threads)
+        except BaseException as error:
+            # Rank 0 and the others would wait for this one for ever.
+            traceback.print_exc()
+            _core.flight_failed(f"{type(error).__name__}: {error}")
+            sys.stderr.flush()
+            comm.Abort(1)
+
+    _begin_flight(comm, "client", by_client=not cohost)
+    hosted = None
+    if cohost:
+        hosted = ThreadWorkers(0, 1, settings, threads, maker)
+        hosted.workers[0].note_flight()
+    links = [hosted.link] if hosted else []
+    remote = None
+    if comm.size > 1:
+        remote = _mpi.MPILink(comm, ranks, same_node, board, settings.home, settings.spins)
+        links.append(remote)
+
+    def stop():
+        if hosted:
+            hosted.join()
+        _finish(comm, remote, board)
+
+    running = Runtime(settings, hosted.workers if hosted else [], links, len(ranks), stop)
+    running.abort = comm.Abort
+    running.start()
+    return running
+
+
+def _serve(comm, worker, device, ranks, board, maker, settings, threads):
+    from . import _mpi
+
+    # Rank 0 decides what a Ctrl-C means; the launcher sends it to all.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = _mpi.MPIWorkerLink(comm, worker, ranks, board, settings.spins)
+    serving = _worker.Worker(worker, device, socket.gethostname(), link.worker_end(), maker)
+    _begin_flight(comm, f"worker {worker}", by_client=False)
+    serving.note_flight()
+    serving.run(threads)
+    _finish(comm, link, board)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: the user's program above this call must not go on, not even its handlers.
+    os._exit(0)
+
+
+def _begin_flight(comm, role, *, by_client):
+    """Start this rank's flight record and the process that reads it should this one die."""
+    folder = watcher.job_folder()
+    host = socket.gethostname()
+    path = f"{folder}/rank-{comm.rank}.record" if folder else ""
+    in_file = _core.open_flight_record(path, comm.rank, comm.size, host, role, by_client=by_client)
+    watcher.start(path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host)
+
+
+def _finish(comm, link, board):
+    from mpi4py import MPI
+
+    if link is not None:
+        link.drain()
+    # A plain barrier may burn a core for as long as the slowest rank works.
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(0.0005)
+    if board is not None:
+        board.free()
+    MPI.Finalize()
+    _core.flight_finished()

@@ -1,0 +1,362 @@
+"""How each operator runs on shards: the rules, the checks on them, and the caches."""
+
+import itertools
+from dataclasses import replace
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from dtorch_mpi.sharding import torch_rules
+from dtorch_mpi.sharding.decompositions import decomposition_of
+from dtorch_mpi.sharding.fallback import replicate_everything
+from dtorch_mpi.sharding.layout import has_empty_shard, local_size_range, size_class
+from dtorch_mpi.sharding.lists import propagate_list
+from dtorch_mpi.sharding.local_check import check_local_shapes
+from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
+from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
+from dtorch_mpi.sharding.rules import OWN_RULES
+from dtorch_mpi.sharding.selection import AxisRule, Call, Choice, choice_cost, select_by_axis
+from dtorch_mpi.sharding.torch_rules import NoRuleError
+
+aten = torch.ops.aten
+
+# By operator, mesh, placements, the classes of sizes (or sizes themselves, where a rule reads
+# them) and the arguments. A decision that moves data depends on how much, so such entries are
+# a second table by the magnitudes of the inputs.
+_cache: dict[tuple, OpSharding | dict[tuple, OpSharding]] = {}
+
+# On Partial these are right in place; what else comes from a whole-mesh rule is not known to be.
+_LINEAR_IN_PLACE = {aten.zero_.default, aten.detach_.default}
+
+# Operators that give the right result on a shard without elements.
+_EMPTY_SAFE = {
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+    aten.embedding.default, aten.embedding_dense_backward.default,
+    aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
+    aten._log_softmax.default, aten._log_softmax_backward_data.default,
+    aten._softmax.default, aten._softmax_backward_data.default,
+    aten.sum.default, aten.sum.dim_IntList, aten.cat.default, aten.stack.default,
+    aten.clone.default, aten.zeros_like.default, aten.ones_like.default,
+    aten.empty_like.default, aten.full_like.default, aten.new_zeros.default,
+    aten.new_empty.default, aten.new_empty_strided.default, aten.zero_.default,
+    aten.fill_.Scalar, aten._unsafe_view.default, aten.slice_backward.default,
+    aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
+}
+
+_WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
+
+# Their means would weigh every shard the same.
+_NO_AVERAGE = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
+
+_SQUEEZE = {
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+    aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims,
+}
+
+
+def propagate(
+    op: OpOverload,
+    args: tuple,
+    kwargs: dict,
+    outputs: list[torch.Tensor | None],
+    mesh: DeviceMesh | None = None,
+) -> OpSharding:
+    """Decide how the workers run ``op``.
+
+    Distributed tensors in ``args`` and ``kwargs``, in lists too, are :class:`ShardedMeta`;
+    everything else is as the operator takes it. ``outputs`` are the global results on device
+    meta, lists flattened. ``mesh`` is needed only where no input is distributed.
+
+    Raises ValueError where inputs are on different meshes, or where there is no mesh.
+    """
+    facts = facts_of(op)
+    args, kwargs = facts.normalize(args, kwargs)
+    args = [list(a) if isinstance(a, (tuple, torch.Size)) else a for a in args]
+    inputs, positions = _flatten(facts, args, kwargs)
+    mesh = _common_mesh(op, inputs, mesh)
+    if all(isinstance(p, Replicate) for given in inputs for p in given.placements):
+        whole = (Replicate(),) * mesh.ndim
+        return OpSharding([whole] * len(inputs), [None if o is None else whole for o in outputs])
+    if facts.is_list:
+        return _propagate_list(op, facts, args, kwargs, inputs, positions, outputs, mesh)
+
+    key = _key(op, facts, args, kwargs, mesh)
+    known = _cache.get(key)
+    if isinstance(known, OpSharding):
+        return known
+    magnitudes = tuple(given.meta.numel().bit_length() for given in inputs)
+    if known is not None and magnitudes in known:
+        return known[magnitudes]
+    result = _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh)
+    if all(w == given.placements for w, given in zip(result.inputs, inputs, strict=True)):
+        _cache[key] = result
+    else:
+        _cache.setdefault(key, {})[magnitudes] = result
+    return result
+
+
+def clear_cache() -> None:
+    """Forget all decisions."""
+    _cache.clear()
+
+
+def _flatten(
+    facts: OperatorFacts, args: list, kwargs: dict
+) -> tuple[list[ShardedMeta], list[int]]:
+    """The distributed inputs, and the schema position each stands at."""
+    inputs, positions = [], []
+    named = [(facts.names.index(name), value) for name, value in kwargs.items()]
+    for position, value in (*enumerate(args), *named):
+        for item in value if isinstance(value, list) else (value,):
+            if isinstance(item, ShardedMeta):
+                inputs.append(item)
+                positions.append(position)
+    return inputs, positions
+
+
+def _common_mesh(
+    op: OpOverload, inputs: list[ShardedMeta], mesh: DeviceMesh | None
+) -> DeviceMesh:
+    for given in inputs:
+        if mesh is None:
+            mesh = given.mesh
+        elif given.mesh is not mesh and given.mesh != mesh:
+            raise ValueError(
+                f"{op}: expected all inputs on one mesh, got {mesh} and {given.mesh}. "
+                f"Redistribute one of them to the other's mesh first."
+            )
+    if mesh is None:
+        raise ValueError(f"{op} has no distributed input: say which mesh it runs on")
+    return mesh
+
+
+def _propagate_list(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpSharding:
+    def element(element_op, element_args, element_kwargs, element_outputs):
+        return propagate(element_op, element_args, element_kwargs, element_outputs, mesh)
+
+    result = propagate_list(op, args, kwargs, outputs, element)
+    if result is None:
+        written = frozenset(i for i, p in enumerate(positions) if p in facts.written)
+        return replicate_everything(mesh, inputs, outputs, written, "no rule for the list")
+    if result.fallback:
+        result = replace(result, decomposition=decomposition_of(op, args, inputs))
+    return result
+
+
+def _reads_sizes(op: OpOverload) -> bool:
+    return op not in OWN_RULES and not torch_rules.has_axis_rules(op)
+
+
+def _key(op, facts: OperatorFacts, args: list, kwargs: dict, mesh: DeviceMesh) -> tuple:
+    shape, exact = mesh.shape, _reads_sizes(op)
+
+    def part(value, is_scalar):
+        if isinstance(value, ShardedMeta):
+            sizes = value.meta.shape
+            if not exact:
+                sizes = tuple(size_class(size, shape) for size in sizes)
+            return value.placements, value.meta.dtype, sizes
+        if isinstance(value, (list, tuple)):
+            return tuple(part(v, is_scalar) for v in value)
+        if isinstance(value, torch.Tensor) or is_scalar and type(value) in (int, float):
+            return float
+        return value
+
+    own = OWN_RULES.get(op)
+    shown = own.key(args) if own is not None and own.key is not None else args
+    scalars = facts.is_scalar if shown is args else (False,) * len(shown)
+    named = ((k, part(v, facts.is_scalar[facts.names.index(k)])) for k, v in kwargs.items())
+    # Distinct meshes of one shape have the same rules and costs.
+    return op, shape, tuple(map(part, shown, scalars)), tuple(named)
+
+
+def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpSharding:
+    written = frozenset(index for index, p in enumerate(positions) if p in facts.written)
+    call = Call(
+        mesh, inputs, written,
+        _returned_inputs(facts, positions, outputs),
+        tuple(outputs),
+        torch_rules.allows_uneven(op) or op in _EMPTY_SAFE or op.is_view or facts.is_pointwise,
+        op in _WITH_ADDEND,
+    )
+    reason = "no rule"
+    try:
+        choice = _choose(op, args, kwargs, call, outputs)
+        if choice is not None:
+            result = _described(facts, call, choice)
+            wrong = _misfit(op, args, call, choice) or check_local_shapes(
+                op, facts, args, kwargs, inputs, result, outputs, mesh.shape
+            )
+            if wrong is None:
+                if result.fallback:
+                    result = replace(result, decomposition=decomposition_of(op, args, inputs))
+                return result
+            reason = wrong
+    except NoRuleError as error:
+        reason = str(error)
+    result = replicate_everything(mesh, inputs, outputs, written, reason)
+    return replace(result, decomposition=decomposition_of(op, args, inputs))
+
+
+def _returned_inputs(facts, positions, outputs) -> tuple[int | None, ...]:
+    if len(facts.returned) != len(outputs):
+        return (None,) * len(outputs)
+    return tuple(None if p is None else positions.index(p) for p in facts.returned)
+
+
+def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
+    count = len(call.inputs)
+    rules = OWN_RULES[op].rules(args, kwargs, outputs) if op in OWN_RULES else None
+    if rules is not None:
+        whole = tuple(None if o is None else Replicate() for o in outputs)
+        return select_by_axis(call, [*rules, AxisRule(whole, (Replicate(),) * count)])
+    if torch_rules.has_axis_rules(op):
+        return select_by_axis(call, torch_rules.axis_rules(op, args, kwargs, count))
+    if torch_rules.has_mesh_rules(op):
+        return _choose_for_mesh(op, args, kwargs, call, len(outputs))
+    return None
+
+
+def _choose_for_mesh(op, args, kwargs, call: Call, num_outputs: int) -> Choice | None:
+    """A whole-mesh rule's best offer, with as few axes replicated beforehand as it needs."""
+    error = None
+    mesh = call.mesh
+    for number in range(mesh.ndim + 1):
+        best, best_cost = None, (float("inf"), 0)
+        for axes in itertools.combinations(range(mesh.ndim), number):
+            given = [_replicated_on(i, axes) for i in call.inputs]
+            try:
+                offers = torch_rules.mesh_rules(
+                    op, _with_inputs(args, given), _with_inputs_named(args, kwargs, given),
+                    given, num_outputs,
+                )
+            except NoRuleError as refused:
+                error = refused
+                continue
+            for choice in offers:
+                if not _is_valid_for_mesh(op, call, choice):
+                    continue
+                # Of equals, the one whose outputs lie most like their inputs: a new tensor
+                # is mostly filled from the one it was made after.
+                cost = choice_cost(call, choice), _num_replicated(choice)
+                if cost < best_cost:
+                    best, best_cost = choice, cost
+        if best is not None:
+            return best
+    if error is not None:
+        raise error
+    return None
+
+
+def _num_replicated(choice: Choice) -> int:
+    return sum(isinstance(p, Replicate) for placements in choice.outputs for p in placements or ())
+
+
+def _replicated_on(given: ShardedMeta, axes: tuple[int, ...]) -> ShardedMeta:
+    if not axes:
+        return given
+    placements = tuple(
+        Replicate() if axis in axes else p for axis, p in enumerate(given.placements)
+    )
+    return replace(given, placements=placements)
+
+
+def _with_inputs(args: list, given: list[ShardedMeta]) -> list:
+    supply = iter(given)
+
+    def swap(value):
+        if isinstance(value, ShardedMeta):
+            return next(supply)
+        return [swap(v) for v in value] if isinstance(value, list) else value
+
+    return [swap(a) for a in args]
+
+
+def _with_inputs_named(args: list, kwargs: dict, given: list[ShardedMeta]) -> dict:
+    values = _with_inputs([*args, *kwargs.values()], given)
+    return dict(zip(kwargs, values[len(args) :], strict=True))
+
+
+def _is_valid_for_mesh(op, call: Call, choice: Choice) -> bool:
+    for index in call.written:
+        placements = call.inputs[index].placements
+        if choice.inputs[index] != placements:
+            return False
+        is_partial = any(isinstance(p, Partial) for p in placements)
+        if is_partial and op not in _LINEAR_IN_PLACE:
+            return False
+    for source, output in zip(call.returned, choice.outputs, strict=True):
+        if source is not None and output != choice.inputs[source]:
+            return False
+    if not op.is_view and any(
+        isinstance(p, Partial) and p.reduce_op not in ("sum", "avg")
+        for wanted in choice.inputs
+        for p in wanted
+    ):
+        return False
+    if op in _NO_AVERAGE and any(
+        isinstance(p, Partial) and p.reduce_op == "avg" for p in choice.outputs[0]
+    ):
+        return False
+    return call.allows_empty or not any(
+        has_empty_shard(given.meta.shape, call.mesh.shape, wanted)
+        for given, wanted in zip(call.inputs, choice.inputs, strict=True)
+    )
+
+
+def _described(facts: OperatorFacts, call: Call, choice: Choice) -> OpSharding:
+    gathered = [
+        index
+        for index, (given, wanted) in enumerate(zip(call.inputs, choice.inputs, strict=True))
+        if _gathers(given.placements, wanted)
+    ]
+    is_sharded = bool(choice.outputs) and any(isinstance(p, Shard) for p in choice.outputs[0] or ())
+    return OpSharding(
+        inputs=choice.inputs,
+        outputs=choice.outputs,
+        local_sizes=(
+            {facts.size_position: 0} if is_sharded and facts.size_position is not None else {}
+        ),
+        local_strides=(
+            {facts.stride_position: 0} if is_sharded and facts.stride_position is not None else {}
+        ),
+        fallback=bool(gathered),
+        reason=f"gathers input {gathered[0]}" if gathered else "",
+    )
+
+
+def _gathers(before: Placements, after: Placements) -> bool:
+    return any(
+        isinstance(b, Shard) and isinstance(a, Replicate)
+        for b, a in zip(before, after, strict=True)
+    )
+
+
+def _misfit(op, args: list, call: Call, choice: Choice) -> str | None:
+    """Why a choice would run the operator on the wrong local arguments, if it would."""
+    if op in _SQUEEZE and _squeezes_shards(op, args, call, choice):
+        return "a sharded dim has one row on some worker, and squeeze would drop it"
+    if op is aten.native_group_norm.default and any(
+        isinstance(p, Shard) for placements in choice.inputs for p in placements
+    ):
+        return "its sizes are arguments"
+    return None
+
+
+def _squeezes_shards(op, args: list, call: Call, choice: Choice) -> bool:
+    meta = call.inputs[0].meta
+    dims = args[1] if len(args) > 1 else range(meta.ndim)
+    dims = {d % meta.ndim for d in (dims if isinstance(dims, (list, range)) else [dims])}
+    for dim in dims:
+        counts = tuple(
+            n
+            for n, p in zip(call.mesh.shape, choice.inputs[0], strict=True)
+            if isinstance(p, Shard) and p.dim == dim
+        )
+        size = meta.shape[dim]
+        low, high = local_size_range(size, counts)
+        if counts and size > 1 and low <= 1 <= high:
+            return True
+    return False

@@ -1,0 +1,170 @@
+"""Choosing, among rules for one operator, the one that moves the least.
+
+A rule says, for one mesh axis, which placements of the inputs give which placements of the
+outputs when every worker runs the operator on its own shards. Axes are decided one at a
+time, so the work grows with their number and not with its power.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from dtorch_mpi.sharding.layout import has_empty_shard, move_cost
+from dtorch_mpi.sharding.op_sharding import Placements, ShardedMeta
+
+# How much dearer moving the others may be before an input gives up its Shard(0) where the
+# output would keep it. A batch that stays in place keeps the rest of the model in place.
+_KEEP_BATCH = 0.25
+
+
+@dataclass(frozen=True)
+class AxisRule:
+    """Placements of the outputs (None for no tensor) and of the inputs on one axis."""
+
+    outputs: tuple[Placement | None, ...]
+    inputs: tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call as rules see it."""
+
+    mesh: DeviceMesh
+    inputs: list[ShardedMeta]
+    written: frozenset[int]  # which inputs the operator writes to
+    # Output k is this input (None: it is a tensor of its own).
+    returned: tuple[int | None, ...]
+    outputs: tuple[torch.Tensor | None, ...]
+    allows_empty: bool
+    # Whether an input may become one worker's addend, as a bias that joins a sum does.
+    may_add_once: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    inputs: list[Placements]
+    outputs: list[Placements | None]
+
+
+def select_by_axis(call: Call, rules: list[AxisRule]) -> Choice | None:
+    """The cheapest rule of each axis, or None where an axis has none that is valid."""
+    chosen = []
+    current = [list(given.placements) for given in call.inputs]
+    for axis in range(call.mesh.ndim):
+        rule = _select(call, current, axis, rules)
+        if rule is None:
+            return None
+        chosen.append(rule)
+        for placements, wanted in zip(current, rule.inputs, strict=True):
+            placements[axis] = wanted
+    if _mixes_reductions(chosen):
+        return None
+    outputs = [
+        None if kinds[0] is None else tuple(kinds)
+        for kinds in zip(*(rule.outputs for rule in chosen), strict=True)
+    ]
+    return Choice([tuple(placements) for placements in current], outputs)
+
+
+def _select(
+    call: Call, current: list[list[Placement]], axis: int, rules: list[AxisRule]
+) -> AxisRule | None:
+    now = tuple(placements[axis] for placements in current)
+    best, best_cost = None, (True, math.inf)
+    for rule in rules:
+        if not _is_valid(call, current, axis, rule, now):
+            continue
+        if rule.inputs == now:
+            return rule
+        # What each worker can do alone goes first: the placements are the user's wish, and
+        # moving a weight to save on an activation would defeat it.
+        communicates = any(
+            before != after and not isinstance(before, Replicate)
+            for before, after in zip(now, rule.inputs, strict=True)
+        )
+        cost = communicates, _cost(call, current, axis, rule, now)
+        if cost < best_cost:
+            best, best_cost = rule, cost
+    return best
+
+
+def _is_valid(call, current, axis, rule, now) -> bool:
+    for index, (given, wanted) in enumerate(zip(call.inputs, rule.inputs, strict=True)):
+        if index in call.written and wanted != now[index]:
+            return False
+        # Max and min keep their meaning under few operators, and occur seldom: reduce them.
+        if isinstance(wanted, Partial):
+            once = call.may_add_once and isinstance(now[index], Replicate)
+            if wanted.reduce_op not in ("sum", "avg") or not (once or wanted == now[index]):
+                return False
+        if isinstance(wanted, Shard):
+            if wanted.dim >= given.meta.ndim:
+                return False
+            if wanted != now[index] or not call.allows_empty:
+                placements = [*current[index][:axis], wanted, *current[index][axis + 1 :]]
+                if has_empty_shard(given.meta.shape, call.mesh.shape, placements):
+                    return False
+    return all(
+        source is None or output == rule.inputs[source]
+        for source, output in zip(call.returned, rule.outputs, strict=True)
+    )
+
+
+def _cost(call, current, axis, rule, now) -> float:
+    count = call.mesh.shape[axis]
+    cost = 0.0
+    for given, placements, before, after in zip(
+        call.inputs, current, now, rule.inputs, strict=True
+    ):
+        others = math.prod(
+            n
+            for other, (n, p) in enumerate(zip(call.mesh.shape, placements, strict=True))
+            if other != axis and isinstance(p, Shard)
+        )
+        num_bytes = given.meta.numel() * given.meta.element_size() / others
+        cost += move_cost(before, after, num_bytes, count)
+    stays_sharded = any(
+        isinstance(before, Shard) and before == after
+        for before, after in zip(now, rule.inputs, strict=True)
+    )
+    has_partial = any(isinstance(p, Partial) for p in now)
+    for output, made in zip(rule.outputs, call.outputs, strict=True):
+        num_bytes = 0 if made is None else made.numel() * made.element_size()
+        # What a layout saves now and costs its first reader is no saving: a sum that was
+        # put off, or shards that no input had asked for.
+        if isinstance(output, Partial) and not has_partial:
+            cost += move_cost(output, Shard(0), num_bytes, count)
+        elif isinstance(output, Shard) and not stays_sharded:
+            cost += move_cost(output, Replicate(), num_bytes, count)
+    return cost * _KEEP_BATCH if _keeps_batch(call, rule, now) else cost
+
+
+def _keeps_batch(call, rule, now) -> bool:
+    return bool(rule.outputs) and rule.outputs[0] == Shard(0) and any(
+        before == after == Shard(0) and given.meta.shape[0] == call.outputs[0].shape[0]
+        for given, before, after in zip(call.inputs, now, rule.inputs, strict=True)
+    )
+
+
+def _mixes_reductions(rules: list[AxisRule]) -> bool:
+    """Whether some tensor would be reduced in two ways, whose order then matters."""
+    tensors = list(zip(*((*rule.outputs, *rule.inputs) for rule in rules), strict=True))
+    return any(len({p.reduce_op for p in t if isinstance(p, Partial)}) > 1 for t in tensors)
+
+
+def choice_cost(call: Call, choice: Choice) -> float:
+    """The bytes a choice for the whole mesh moves."""
+    cost = 0.0
+    for given, wanted in zip(call.inputs, choice.inputs, strict=True):
+        for axis, (before, after) in enumerate(zip(given.placements, wanted, strict=True)):
+            others = math.prod(
+                n
+                for other, n in enumerate(call.mesh.shape)
+                if other != axis and isinstance(given.placements[other], Shard)
+            )
+            num_bytes = given.meta.numel() * given.meta.element_size() / others
+            cost += move_cost(before, after, num_bytes, call.mesh.shape[axis])
+    return cost

@@ -1,0 +1,161 @@
+"""The rules that come with PyTorch's DTensor.
+
+The only module that touches them: they are private. Tested with torch 2.13. Nothing here makes
+a process group, and no rank's own sizes are asked for.
+"""
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from dtorch_mpi.sharding.op_sharding import ShardedMeta
+from dtorch_mpi.sharding.placements import is_representable
+from dtorch_mpi.sharding.selection import AxisRule, Choice
+
+TESTED_VERSIONS = ("2.13",)
+_OLDEST_VERSION = (2, 11)
+
+try:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+    from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
+
+    _PROPAGATOR = DTensor._op_dispatcher.sharding_propagator
+    _AXIS_RULES = _PROPAGATOR.op_single_dim_strategy_funcs
+    _MESH_RULES = _PROPAGATOR.op_strategy_funcs
+    _SCHEMA_INFO = _PROPAGATOR.op_to_schema_info
+    _wrap = _PROPAGATOR._wrap_with_op_strategy
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"dtorch_mpi reads the sharding rules inside PyTorch and does not find them in torch "
+        f"{torch.__version__} ({error}). It was tested with torch {', '.join(TESTED_VERSIONS)}: "
+        f"install that, or a newer dtorch_mpi."
+    ) from error
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST_VERSION:
+    raise ImportError(
+        f"dtorch_mpi needs torch {'.'.join(map(str, _OLDEST_VERSION))} or newer, got "
+        f"{torch.__version__}"
+    )
+
+
+class NoRuleError(Exception):
+    """PyTorch has no rule for the call, or its rule refuses it."""
+
+
+def has_axis_rules(op: OpOverload) -> bool:
+    """Whether PyTorch has rules for one axis at a time."""
+    return op in _AXIS_RULES
+
+
+def has_mesh_rules(op: OpOverload) -> bool:
+    """Whether PyTorch has rules for the whole mesh."""
+    return op in _MESH_RULES
+
+
+def allows_uneven(op: OpOverload) -> bool:
+    """Whether PyTorch says that shards of any size, empty ones too, are fine."""
+    return getattr(_AXIS_RULES.get(op), "allow_uneven_sharding", False)
+
+
+def axis_rules(op: OpOverload, args: list, kwargs: dict, num_inputs: int) -> list[AxisRule]:
+    """PyTorch's rules for one axis, and the one that replicates everything.
+
+    Raises NoRuleError.
+    """
+    entry = _AXIS_RULES[op]
+    try:
+        listed = getattr(entry, "func", entry)(op, _tuple_metas(args), _dict_metas(kwargs))
+    except Exception as error:
+        raise NoRuleError(str(error)) from error
+    num_outputs = len(listed[0]) - num_inputs if listed else len(op._schema.returns)
+    found = []
+    for row in listed:
+        row = [Shard(p.dim) if isinstance(p, _ShardingPlaceholder) else p for p in row]
+        outputs, inputs = tuple(row[:num_outputs]), tuple(row[num_outputs:])
+        if len(inputs) != num_inputs or not all(map(is_representable, inputs)):
+            continue
+        if all(p is None or is_representable(p) for p in outputs):
+            found.append(AxisRule(outputs, inputs))
+    missing = found[0].outputs if found else (Replicate(),) * num_outputs
+    whole = tuple(None if p is None else Replicate() for p in missing)
+    found.append(AxisRule(whole, (Replicate(),) * num_inputs))
+    return found
+
+
+def mesh_rules(
+    op: OpOverload, args: list, kwargs: dict, inputs: list[ShardedMeta], num_outputs: int
+) -> list[Choice]:
+    """What PyTorch's rule for the whole mesh offers. Raises NoRuleError."""
+    schema = OpSchema(
+        op, tuple(_spec(a) for a in args), {k: _spec(v) for k, v in kwargs.items()},
+        schema_info=_SCHEMA_INFO.get(op),
+    )
+    try:
+        strategy = _MESH_RULES[op](_wrap(schema))
+    except Exception as error:
+        raise NoRuleError(str(error)) from error
+    if not isinstance(strategy, OpStrategy):
+        raise NoRuleError(f"the rule gives a {type(strategy).__name__}")
+    choices = []
+    for spec in strategy.strategies:
+        choice = _choice(spec, len(inputs), num_outputs)
+        if choice is not None:
+            choices.append(choice)
+    return choices
+
+
+def _choice(spec: OpSpec, num_inputs: int, num_outputs: int) -> Choice | None:
+    outputs = spec.output_specs
+    if outputs is None or isinstance(outputs, DTensorSpec):
+        outputs = (outputs,) * num_outputs
+    wanted = spec.input_specs
+    if wanted is None:
+        wanted = (outputs[0],) * num_inputs
+    wanted = [tuple(s.placements) for s in wanted if s is not None]
+    given = [None if s is None else tuple(s.placements) for s in outputs]
+    if len(wanted) != num_inputs or len(given) != num_outputs:
+        return None
+    for placements in (*wanted, *given):
+        if placements is None:
+            continue
+        if not all(map(is_representable, placements)):
+            return None
+        if len({p.reduce_op for p in placements if isinstance(p, Partial)}) > 1:
+            return None
+    return Choice(wanted, given)
+
+
+def _meta(meta: torch.Tensor) -> TensorMeta:
+    return TensorMeta(meta.shape, meta.stride(), meta.dtype)
+
+
+def _tuple_metas(args: list) -> tuple:
+    return tuple(_metas(a) for a in args)
+
+
+def _dict_metas(kwargs: dict) -> dict:
+    return {k: _metas(v) for k, v in kwargs.items()}
+
+
+def _metas(value: object) -> object:
+    if isinstance(value, ShardedMeta):
+        return _meta(value.meta)
+    if isinstance(value, torch.Tensor):
+        # One that is not distributed is the same number on every worker.
+        return 0.0
+    if isinstance(value, (list, tuple)) and any(
+        isinstance(v, (ShardedMeta, torch.Tensor)) for v in value
+    ):
+        return tuple(_metas(v) for v in value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _spec(value: object) -> object:
+    if isinstance(value, ShardedMeta):
+        return DTensorSpec(value.mesh, value.placements, tensor_meta=_meta(value.meta))
+    if isinstance(value, torch.Tensor):
+        return 0.0
+    if isinstance(value, (list, tuple)):
+        return [_spec(v) for v in value]
+    return value

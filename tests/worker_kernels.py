@@ -1,0 +1,37 @@
+"""Python kernels that tests of several rooms call; every rank imports this."""
+
+import time
+
+import torch
+
+from dtorch_mpi.kernels import call, kernel
+from dtorch_mpi.mesh import init_device_mesh
+from dtorch_mpi.runtime import num_workers
+
+
+@kernel("tests.sleep")
+def _sleep(context, seconds):
+    time.sleep(seconds)
+    return torch.full(context.sizes[0], 3.0)
+
+
+def slow(seconds):
+    """Two threes that every worker takes `seconds` to make."""
+    return call("tests.sleep", [seconds], sizes=[2], dtype=torch.float32)
+
+
+@kernel("tests.fail_on")
+def _fail_on(context, failing, sizes):
+    ((first, rows), *inner), = context.local_slices
+    if first == failing:
+        raise ValueError(f"worker {failing} was told to fail")
+    return torch.full([rows, *(size for _, size in inner)], float(first))
+
+
+def fail_on(worker, columns=2):
+    """One row a worker, of its number; the given worker fails to make its own. -1: none does."""
+    from torch.distributed.tensor import Shard
+
+    sizes = [num_workers(), columns]
+    return call("tests.fail_on", [worker, sizes], sizes=sizes, dtype=torch.float32,
+                mesh=init_device_mesh((num_workers(),)), placements=[Shard(0)])  # fmt: skip
