@@ -78,8 +78,12 @@ def start(settings, launch):
             hosted.join()
         _finish(comm, remote, board)
 
+    def end_failed_job():
+        """Whether all ranks could leave in good order within seconds."""
+        return _finish(comm, remote, board, limit=3)
+
     running = Runtime(settings, hosted.workers if hosted else [], links, len(ranks), stop)
-    running.abort = comm.Abort
+    running.end_job = end_failed_job
     running.start()
     return running
 
@@ -90,7 +94,8 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
     # Rank 0 decides what a Ctrl-C means; the launcher sends it to all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = _mpi.MPIWorkerLink(comm, worker, ranks, board, settings.spins)
-    serving = _worker.Worker(worker, device, socket.gethostname(), link.worker_end(), maker)
+    serving = _worker.Worker(worker, device, socket.gethostname(), link.worker_end(), maker,
+                             num_workers=len(ranks))
     _begin_flight(comm, f"worker {worker}", by_client=False)
     serving.note_flight()
     serving.run(threads)
@@ -110,16 +115,22 @@ def _begin_flight(comm, role, *, by_client):
     watcher.start(path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host)
 
 
-def _finish(comm, link, board):
+def _finish(comm, link, board, limit=None):
+    """Leave MPI with all ranks; False if they did not come within `limit` seconds."""
     from mpi4py import MPI
 
-    if link is not None:
-        link.drain()
+    until = None if limit is None else time.monotonic() + limit
+    while link is not None and not link.drain(0.1):
+        if until is not None and time.monotonic() > until:
+            return False
     # A plain barrier may burn a core for as long as the slowest rank works.
     request = comm.Ibarrier()
     while not request.Test():
+        if until is not None and time.monotonic() > until:
+            return False
         time.sleep(0.0005)
     if board is not None:
         board.free()
     MPI.Finalize()
     _core.flight_finished()
+    return True

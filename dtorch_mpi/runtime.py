@@ -35,6 +35,7 @@ class Runtime:
         self._unread = deque()  # answers that nobody took
         self._unread_failures = deque()
         self.groups = None
+        self.end_job = None  # under MPI: leaves with all ranks after a failure
         self.closed = False
         self.controller = _controller.Controller(
             [link.controller_end() for link in links],
@@ -183,6 +184,8 @@ class Runtime:
             time.sleep(0.005)
         self._thread.join(timeout=max(0.5, until - time.monotonic()))
         self.controller.abandon()
+        if self.end_job is not None:
+            return self.end_job()
         return not any(worker.running for worker in self._workers)
 
 
@@ -426,7 +429,7 @@ def register():
 
     package = os.path.dirname(os.path.abspath(__file__))
     for folder in (package, os.path.dirname(torch.__file__), os.path.dirname(os.__file__)):
-        _core.add_library_folder(folder + os.sep if folder != os.path.dirname(os.__file__) else folder + os.sep)
+        _core.add_library_folder(folder + os.sep)
     def measure():
         return memory_allocated(), max_memory_allocated()
 

@@ -5,7 +5,9 @@
 Real batches are recorded, then flipped, cut, spliced and given wild lengths, counts, numbers,
 tags and sizes. Each runs on a fresh worker in a child process whose address space is limited.
 Prints one line, `crashes=0 hangs=0 ...`, and the seed and number of every batch that killed the
-child; exits with 1 if there was one. `--only N` runs one batch again, to look at it.
+child; exits with 1 if there was one. A batch that asks for a valid computation of hours (attention
+over a million positions) is given up and counted as long, not as a hang: it uses its processor.
+`--only N` runs one batch again, to look at it.
 """
 
 import argparse
@@ -19,12 +21,15 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 HEADER_WORDS = 4
 DEFINITIONS = (3, 5, 6)
 WILD = (0, 1, 2, 0x7F, 0xFFFF, 0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 WILD_INTS = (0, -1, 1, 1 << 62, -(1 << 63), (1 << 63) - 1, 1 << 31, 1 << 40, 1 << 20, -2)
-LIMIT_SECONDS = 20
+LIMIT_SECONDS = 10
+LONG, HUNG = 3, 4  # exit codes of the child
 SPARE_BYTES = 3 << 30
 
 
@@ -125,14 +130,16 @@ def mutated(programs, chance):
         record = chance.choice(program)
         at = chance.randrange(len(record)) if record else 0
         what = chance.randrange(10)
-        if not record:
+        if len(record) < HEADER_WORDS:
             continue
         if what == 0:
             record[at] ^= 1 << chance.randrange(32)
         elif what == 1:
             record[at] = chance.choice(WILD)
         elif what == 2:  # the count
-            record[1] = record[1] & 0xFFFF | chance.choice((0, 1, 2, 0x7FFF, 0xFFFF, chance.getrandbits(16))) << 16
+            record[1] = record[1] & 0xFFFF | chance.choice(
+                (0, 1, 2, 0x7FFF, 0xFFFF, chance.getrandbits(16))
+            ) << 16
         elif what == 3:  # a number: operator, slot, mesh
             record[2] = chance.choice(WILD + tuple(range(40)))
         elif what == 4 and len(record) > HEADER_WORDS:  # a tag
@@ -175,6 +182,29 @@ def resident():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
+class Watch:
+    """Ends the process when a batch takes too long, by an exit code that says what it did."""
+
+    def __init__(self):
+        self._began = None
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def begin(self):
+        self._began = time.monotonic(), time.process_time()
+
+    def end(self):
+        self._began = None
+
+    def _look(self):
+        while True:
+            time.sleep(0.5)
+            began = self._began
+            if began is None or (took := time.monotonic() - began[0]) < LIMIT_SECONDS:
+                continue
+            faulthandler.dump_traceback()
+            os._exit(LONG if time.process_time() - began[1] > took / 4 else HUNG)
+
+
 def child(seed, first, count, progress_path):
     import torch
 
@@ -204,12 +234,13 @@ def child(seed, first, count, progress_path):
     with open(progress_path, "r+b") as file:
         progress = mmap.mmap(file.fileno(), 32)
     before = resident()
+    watch = Watch()
     for number in range(first, first + count):
         struct.pack_into("Q", progress, 0, number)
         batch = mutated(programs, random.Random(f"{seed}.{number}"))
-        faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
+        watch.begin()
         whole, executed = run(batch)
-        faulthandler.cancel_dump_traceback_later()
+        watch.end()
         lost, ran, grown = struct.unpack_from("3Q", progress, 8)
         grown = max(grown, max(0, resident() - before))
         struct.pack_into("3Q", progress, 8, lost + (not whole), ran + executed, grown)
@@ -230,7 +261,7 @@ def main():
         first, last = options.only, options.only + 1
     if options.child is not None:
         child(options.seed, int(options.child[0]), last - int(options.child[0]), options.child[1])
-    crashes, hangs = [], []
+    crashes, hangs, long = [], [], []
     with tempfile.NamedTemporaryFile() as progress:
         progress.write(bytes(32))
         progress.flush()
@@ -246,14 +277,13 @@ def main():
                 break
             if reached == (1 << 64) - 1:
                 sys.exit(f"the harness itself fails: {ended.returncode}\n{ended.stderr}")
-            # A hang ends by dump_traceback_later, with exit code 1 and this word.
-            hung = "Timeout (" in ended.stderr
-            (hangs if hung else crashes).append(reached)
-            print(f"batch {reached} of seed {options.seed}: "
-                  f"{'no end' if hung else f'exit code {ended.returncode}'}\n{ended.stderr[-3000:]}")
+            kinds = {LONG: (long, "long"), HUNG: (hangs, "hangs")}
+            found, word = kinds.get(ended.returncode, (crashes, f"exit code {ended.returncode}"))
+            found.append(reached)
+            print(f"batch {reached} of seed {options.seed}: {word}\n{ended.stderr[-3000:]}")
             first = reached + 1
-    print(f"crashes={len(crashes)} hangs={len(hangs)} batches={last} seed={options.seed} "
-          f"broken_off={lost} operators={ran} grown_mib={grown >> 20}")
+    print(f"crashes={len(crashes)} hangs={len(hangs)} long={len(long)} batches={last} "
+          f"seed={options.seed} broken_off={lost} operators={ran} grown_mib={grown >> 20}")
     sys.exit(1 if crashes or hangs else 0)
 
 

@@ -16,12 +16,13 @@ class KernelContext:
     """Which part of the global outputs this worker makes.
 
     sizes: global size of each output. local_slices: for each output, (offset, size) of each
-    dim. dtypes: of each output.
+    dim. dtypes: of each output. device: where to put them.
     """
 
     sizes: tuple
     local_slices: tuple
     dtypes: tuple
+    device: torch.device = torch.device("cpu")
 
 
 def kernel(name):

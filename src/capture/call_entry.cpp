@@ -9,9 +9,8 @@
 namespace dtorch {
 namespace {
 
-// What the client may run itself, on zeros, to see whether PyTorch takes the arguments.
-constexpr int64_t kFewElements = 1 << 14;
-
+// A larger stand-in on the CPU is one element, seen everywhere.
+constexpr int64_t kMostRealElements = 1 << 20;
 constexpr size_t kMaxEntries = 200'000;
 
 ska::flat_hash_map<uint64_t, std::unique_ptr<CallEntry>>& entries() {
@@ -29,11 +28,13 @@ at::Tensor stand_in(const at::Tensor& tensor, c10::Device device, const Operator
     result = info.absolute_offset
         ? at::empty({int64_t{1} << 48}, options).as_strided(tensor.sizes(), tensor.strides())
         : at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  } else if (written || tensor.numel() <= kFewElements) {
+  } else if (written) {
     result = at::empty_strided(tensor.sizes(), tensor.strides(), options).zero_();
   } else if (info.views) {
     // Which views exist depends on the strides; their kernels touch no memory.
     result = at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  } else if (tensor.numel() <= kMostRealElements) {
+    result = at::empty_strided(tensor.sizes(), tensor.strides(), options).zero_();
   } else {
     result = at::empty({1}, options).zero_().as_strided(
         tensor.sizes(), c10::SmallVector<int64_t, 6>(tensor.dim(), 0));
@@ -77,6 +78,22 @@ Stack stand_ins(const OperatorInfo& info, const c10::IValue* arguments, c10::Dev
   return stack;
 }
 
+// The meta kernels give a norm's statistics another dtype than the CPU's kernels: those keep
+// float32 where the weights are float32, and the input's dtype otherwise.
+void set_norm_dtypes(const OperatorInfo& info, const Stack& arguments, Stack* results) {
+  if (info.name != "aten::native_layer_norm" && info.name != "aten::native_group_norm") return;
+  const size_t weight = info.name == "aten::native_layer_norm" ? 2 : 1;
+  if (!info.overload.empty()) return;
+  const auto input = arguments[0].toTensor().scalar_type();
+  if (input != at::kBFloat16 && input != at::kHalf) return;
+  bool mixed = false;
+  for (size_t a : {weight, weight + 1}) {
+    mixed = mixed || (arguments[a].isTensor() && arguments[a].toTensor().defined() &&
+                      arguments[a].toTensor().scalar_type() == at::kFloat);
+  }
+  for (size_t r : {1, 2}) (*results)[r] = (*results)[r].toTensor().to(mixed ? at::kFloat : input);
+}
+
 TensorMeta meta_of(const at::Tensor& tensor) {
   TensorMeta meta;
   meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
@@ -91,48 +108,43 @@ TensorMeta meta_of(const at::Tensor& tensor) {
 // Kernels that refuse values and not only metadata: the zeros of a stand-in tell nothing.
 bool judges_values(std::string_view name) {
   for (std::string_view part : {"linalg", "lu_", "cholesky", "multinomial", "ormqr", "solve",
-                                "_assert", "ctc_loss", "segment_reduce", "embedding_bag", "index_put"}) {
+                                "_assert", "ctc_loss", "segment_reduce", "embedding_bag"}) {
     if (name.find(part) != std::string_view::npos) return true;
   }
   return !name.starts_with("aten::");
 }
 
-// The CPU's kernels keep the statistics of a reduced-precision input in its own dtype, unless a
-// parameter is float32; the meta kernels say float32 always.
-void mend_norm_statistics(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry) {
-  if (info.name != "aten::native_layer_norm" && info.name != "aten::native_group_norm") return;
-  const auto dtype = arguments[0].toTensor().scalar_type();
-  if (dtype != at::kBFloat16 && dtype != at::kHalf) return;
-  bool mixed = false;
-  for (size_t a = 1; a < info.arguments.size(); ++a) {
-    if (!arguments[a].isTensor() || !arguments[a].toTensor().defined()) continue;
-    mixed = mixed || arguments[a].toTensor().scalar_type() != dtype;
-  }
-  for (size_t r = 1; r < 3; ++r) {
-    for (auto& meta : entry->outputs[r].tensors) meta.dtype = mixed ? at::kFloat : dtype;
-  }
-}
-
 // Whether a run on the client costs next to nothing.
 bool is_small(const CallEntry& entry, const Stack& stand_ins) {
+  constexpr int64_t kFew = 1 << 14;
   for (const auto& value : stand_ins) {
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > kFewElements) {
-      return false;
-    }
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > kFew) return false;
     if (!value.isTensorList()) continue;
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (tensor.numel() > kFewElements) return false;
+      if (tensor.numel() > kFew) return false;
     }
   }
   for (const auto& output : entry.outputs) {
     for (const auto& meta : output.tensors) {
-      if (c10::multiply_integers(meta.sizes) > kFewElements) return false;
+      if (c10::multiply_integers(meta.sizes) > kFew) return false;
     }
   }
   return true;
 }
 
 }  // namespace
+
+bool has_mask(const OperatorInfo& info, const c10::IValue* arguments) {
+  for (size_t a = 0; a < info.arguments.size(); ++a) {
+    if (info.arguments[a].kind != ArgumentKind::kOptionalTensorList || !arguments[a].isList()) continue;
+    for (const auto& element : arguments[a].toListRef()) {
+      if (!element.isTensor() || !element.toTensor().defined()) continue;
+      const auto dtype = element.toTensor().scalar_type();
+      if (dtype == at::kBool || dtype == at::kByte) return true;
+    }
+  }
+  return false;
+}
 
 void check_on_host(const OperatorInfo& info, const c10::IValue* arguments) {
   constexpr int64_t kMostElements = 1 << 24;
@@ -179,13 +191,20 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   Stack stack = stand_ins(info, arguments, c10::kMeta);
   try {
-    info.handle.callBoxed(stack);
+    if (info.takes_host_indices && has_mask(info, arguments)) {
+      // Only index_put's come here. Where they write depends on the data; the shape does not.
+      auto self = stack[0];
+      stack.assign(1, std::move(self));
+    } else {
+      info.handle.callBoxed(stack);
+    }
   } catch (const std::exception&) {
     // Either the user's arguments are wrong, or the meta kernel is: the CPU's kernel knows,
     // and its error is the one that PyTorch's users expect.
     check_on_host(info, arguments);
     return false;
   }
+  set_norm_dtypes(info, stand_ins(info, arguments, c10::kMeta), &stack);
   const Stack given = stand_ins(info, arguments, c10::kMeta);
   entry->outputs.resize(info.returns.size());
   for (size_t r = 0; r < info.returns.size(); ++r) {
@@ -203,9 +222,9 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
       output.constant = value;
     }
   }
-  mend_norm_statistics(info, arguments, entry);
   // Meta kernels take some arguments that no other kernel does.
-  if (!info.views && !judges_values(info.name) && is_small(*entry, given)) {
+  const bool masked = info.takes_host_indices && has_mask(info, arguments);
+  if (!info.views && !masked && !judges_values(info.name) && is_small(*entry, given)) {
     check_on_host(info, arguments);
   }
   return true;

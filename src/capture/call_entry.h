@@ -90,6 +90,9 @@ size_t num_entries();
 // What is known may name shardings of workers that were shut down.
 void forget_entries();
 
+// Whether an index is a mask: how much it selects depends on the data.
+bool has_mask(const OperatorInfo& info, const c10::IValue* arguments);
+
 // Works an entry out with PyTorch's meta kernels; raises what PyTorch raises on the CPU for
 // arguments it does not take. Returns false where only a worker can tell.
 bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry);

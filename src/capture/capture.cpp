@@ -14,33 +14,6 @@ namespace {
 
 using Slots = c10::SmallVector<uint32_t, 8>;
 
-// The site number to write, defined on the workers if it is new. The stream lock is held.
-uint32_t site_on_workers(RecordQueue& queue, uint32_t site) {
-  static std::vector<bool> defined{true};
-  static uint32_t generation = 0;
-  if (generation != queue.generation()) {
-    defined = {true};
-    generation = queue.generation();
-  }
-  if (site < defined.size() && defined[site]) return site;
-  if (site >= defined.size()) defined.resize(site + 1);
-  const std::string text = site_text(site);
-  Writer writer = queue.reserve(kHeaderWords + 2 + text.size() / 4);
-  writer.begin(Kind::kDefineSite, 1, site, 0);
-  writer.string(text);
-  queue.commit(writer.end());
-  defined[site] = true;
-  if (flight_noted_by_client()) flight_record().define_site(site, text);
-  return site;
-}
-
-uint32_t current_site() {
-  RawSite raw;
-  int64_t site;
-  while ((site = find_site(&raw)) < 0) define_site(raw);
-  return static_cast<uint32_t>(site);
-}
-
 void define_operator(RecordQueue& queue, OperatorInfo& info) {
   Writer writer = queue.reserve(kHeaderWords + 4 + (info.name.size() + info.overload.size()) / 4);
   writer.begin(Kind::kDefineOperator, 2, info.number, 0);
@@ -295,20 +268,34 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
   *slots = kept;
 }
 
-// Indexing has a shape that depends on data only where a mask is among the indices.
-bool has_mask(const OperatorInfo& info, const c10::IValue* arguments) {
-  for (size_t a = 0; a < info.arguments.size(); ++a) {
-    if (info.arguments[a].kind != ArgumentKind::kOptionalTensorList || !arguments[a].isList()) continue;
-    for (const auto& element : arguments[a].toListRef()) {
-      if (!element.isTensor() || !element.toTensor().defined()) continue;
-      const auto dtype = element.toTensor().scalar_type();
-      if (dtype == at::kBool || dtype == at::kByte) return true;
-    }
+}  // namespace
+
+// The site number to write, defined on the workers if it is new. The stream lock is held.
+uint32_t site_on_workers(RecordQueue& queue, uint32_t site) {
+  static std::vector<bool> defined{true};
+  static uint32_t generation = 0;
+  if (generation != queue.generation()) {
+    defined = {true};
+    generation = queue.generation();
   }
-  return false;
+  if (site < defined.size() && defined[site]) return site;
+  if (site >= defined.size()) defined.resize(site + 1);
+  const std::string text = site_text(site);
+  Writer writer = queue.reserve(kHeaderWords + 2 + text.size() / 4);
+  writer.begin(Kind::kDefineSite, 1, site, 0);
+  writer.string(text);
+  queue.commit(writer.end());
+  defined[site] = true;
+  if (flight_noted_by_client()) flight_record().define_site(site, text);
+  return site;
 }
 
-}  // namespace
+uint32_t current_site() {
+  RawSite raw;
+  int64_t site;
+  while ((site = find_site(&raw)) < 0) define_site(raw);
+  return static_cast<uint32_t>(site);
+}
 
 CaptureCounters& counters() {
   static CaptureCounters instance;

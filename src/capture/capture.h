@@ -31,6 +31,12 @@ void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements
 bool sharding_is_splitting(uint32_t sharding);
 void emit_shutdown();
 
+// Where the user's program is, by number.
+uint32_t current_site();
+// The number to write in a record, defined on the workers if it is new; hold the stream lock.
+class RecordQueue;
+uint32_t site_on_workers(RecordQueue& queue, uint32_t site);
+
 struct CaptureCounters {
   uint64_t operators = 0, misses = 0, uploads = 0, upload_bytes = 0, reads = 0, moves = 0;
 };

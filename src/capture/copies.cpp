@@ -1,5 +1,6 @@
 // Operators that cross between the client's memory and the workers'.
 #include <ATen/ops/_to_copy.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/eq.h>
 #include <torch/library.h>
@@ -71,6 +72,23 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
   return self.eq(other).all().item().toBool();
 }
 
+// Forward-mode AD asks it of tangents: their layouts are compared beside it.
+bool has_same_storage_numel(const at::Tensor& self, const at::Tensor& other) {
+  return self.numel() == other.numel();
+}
+
+// torch.load with map_location: the storage is still the file's, on the CPU.
+at::Tensor& set_from_storage(at::Tensor& self, at::Storage source, c10::SymInt offset,
+                             c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
+  TORCH_CHECK(source.device_type() == c10::kCPU, "a dtorch tensor can't be set to a storage on ",
+              source.device(), ": it has none on the client");
+  auto host = at::empty({0}, self.options().device(c10::kCPU));
+  host.set_(std::move(source), offset.guard_int(__FILE__, __LINE__), C10_AS_INTARRAYREF_SLOW(sizes),
+            C10_AS_INTARRAYREF_SLOW(strides));
+  self.unsafeGetTensorImpl()->shallow_copy_from(upload(host, 0).getIntrusivePtr());
+  return self;
+}
+
 void record_stream(at::Tensor&, at::Stream) {}  // one stream: order is the program's
 
 }  // namespace
@@ -80,6 +98,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy>());
   library.impl("_local_scalar_dense", &local_scalar_dense);
   library.impl("equal", &equal);
+  library.impl("set_.source_Storage_storage_offset", &set_from_storage);
+  library.impl("_has_same_storage_numel", &has_same_storage_numel);
   library.impl("record_stream", &record_stream);
 }
 

@@ -29,6 +29,7 @@ int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& v
                      dtype == at::kHalf) &&
                     key.scalar_type() == dtype && value.scalar_type() == dtype &&
                     query.size(3) == value.size(3) && query.size(3) == key.size(3) &&
+                    query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1 &&
                     query.size(0) == key.size(0) && key.size(0) == value.size(0) &&
                     query.size(1) == key.size(1) && key.size(1) == value.size(1) &&
                     query.numel() > 0 && key.numel() > 0 && !grouped &&

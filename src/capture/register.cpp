@@ -11,7 +11,7 @@ namespace {
 // Named by files of this room with kernels of their own.
 constexpr std::string_view kOwnKernels[] = {
     "aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::equal",
-    "aten::record_stream", "aten::native_dropout",
+    "aten::record_stream", "aten::_has_same_storage_numel", "aten::native_dropout",
     "aten::_scaled_dot_product_fused_attention_overrideable",
     "aten::_scaled_dot_product_fused_attention_overrideable_backward",
     "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl",

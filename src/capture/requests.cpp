@@ -17,9 +17,11 @@ constexpr int64_t kInlineBytes = 1024;
 template <class Write>
 void emit(size_t words, Write&& write) {
   auto& queue = RecordQueue::get();
+  uint32_t site = current_site();
   std::lock_guard<SpinLock> guard(queue.lock);
+  site = site_on_workers(queue, site);
   Writer writer = queue.reserve(words);
-  write(writer, queue);
+  write(writer, queue, site);
   queue.commit(writer.end());
 }
 
@@ -50,9 +52,9 @@ at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
   // The user may change the tensor as soon as this returns.
   if (!small) copy = source.clone(at::MemoryFormat::Preserve);
   emit(kHeaderWords + 16 + 4 * source.dim() + (small ? bytes / 4 + 2 : 4),
-       [&](Writer& writer, RecordQueue& q) {
+       [&](Writer& writer, RecordQueue& q, uint32_t site) {
     slot = q.take_slot();
-    writer.begin(Kind::kUpload, 0, slot, 0);
+    writer.begin(Kind::kUpload, 0, slot, site);
     writer.int_value(static_cast<int64_t>(source.scalar_type()));
     writer.int_list(source.sizes());
     writer.int_list(source.strides());
@@ -74,9 +76,9 @@ at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
   RecordQueue::get().throttle();
   RecordQueue::get().check_alive(slot_of(tensor).id);
   uint32_t slot;
-  emit(kHeaderWords + 8 + 2 * tensor.dim(), [&](Writer& writer, RecordQueue& q) {
+  emit(kHeaderWords + 8 + 2 * tensor.dim(), [&](Writer& writer, RecordQueue& q, uint32_t site) {
     slot = q.take_slot();
-    writer.begin(Kind::kRedistribute, 0, slot_of(tensor).id, 0);
+    writer.begin(Kind::kRedistribute, 0, slot_of(tensor).id, site);
     writer.tag(Tag::kOutput, slot);
     writer.int_value(static_cast<int64_t>(tensor.scalar_type()));
     writer.int_list(tensor.sizes());
@@ -89,8 +91,8 @@ at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
 
 void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding) {
   if (kind != Kind::kSync) RecordQueue::get().check_alive(slot);
-  emit(kHeaderWords + 10, [&](Writer& writer, RecordQueue&) {
-    writer.begin(kind, 0, slot, 0);
+  emit(kHeaderWords + 10, [&](Writer& writer, RecordQueue&, uint32_t site) {
+    writer.begin(kind, 0, slot, site);
     writer.promise(promise);
     writer.word(sharding);
   });
@@ -106,8 +108,8 @@ std::vector<at::Tensor> call_python_kernel(const std::string& name, const std::s
   for (const auto& meta : metas) words += 8 + 2 * meta.sizes.size();
   std::vector<at::Tensor> outputs;
   std::vector<uint32_t> slots;
-  emit(words, [&](Writer& writer, RecordQueue& q) {
-    writer.begin(Kind::kPythonKernel, static_cast<uint32_t>(metas.size()), 0, 0);
+  emit(words, [&](Writer& writer, RecordQueue& q, uint32_t site) {
+    writer.begin(Kind::kPythonKernel, static_cast<uint32_t>(metas.size()), 0, site);
     writer.string(name);
     writer.string(packed);
     for (const auto& meta : metas) {
@@ -126,8 +128,8 @@ std::vector<at::Tensor> call_python_kernel(const std::string& name, const std::s
 }
 
 void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef workers) {
-  emit(kHeaderWords + 2 + 2 * (shape.size() + workers.size()), [&](Writer& writer, RecordQueue&) {
-    writer.begin(Kind::kDefineMesh, 0, number, 0);
+  emit(kHeaderWords + 2 + 2 * (shape.size() + workers.size()), [&](Writer& writer, RecordQueue&, uint32_t site) {
+    writer.begin(Kind::kDefineMesh, 0, number, site);
     writer.int_list(shape);
     writer.int_list(workers);
   });
@@ -140,15 +142,15 @@ void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements
   for (int64_t packed : placements) {
     if ((packed & 0xff) == kPartial) holds_partial_sums().insert(number);
   }
-  emit(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, RecordQueue&) {
-    writer.begin(Kind::kDefineSharding, 0, number, 0);
+  emit(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, RecordQueue&, uint32_t site) {
+    writer.begin(Kind::kDefineSharding, 0, number, site);
     writer.word(mesh);
     writer.int_list(placements);
   });
 }
 
 void emit_shutdown() {
-  emit(kHeaderWords, [&](Writer& writer, RecordQueue&) { writer.begin(Kind::kShutdown, 0, 0, 0); });
+  emit(kHeaderWords, [&](Writer& writer, RecordQueue&, uint32_t site) { writer.begin(Kind::kShutdown, 0, 0, site); });
 }
 
 }  // namespace dtorch

@@ -62,18 +62,13 @@ inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, ui
   const c10::OperatorHandle& op = *known.handle;
   if (count != op.schema().arguments().size()) Reader::fail("another number of arguments than the operator has");
   Obstacle obstacle = ArgumentDecoder(state, reader).decode(count, &state.stack);
-  for (const auto& [argument, below] : known.bounded) {
-    const auto& value = state.stack[argument];
-    if (value.isInt() && (value.toInt() < 0 || value.toInt() >= below)) {
-      Reader::fail("a dtype, layout or memory format that does not exist");
-    }
-  }
   if (C10_UNLIKELY(obstacle.absent || obstacle.failure)) {
     *absent = obstacle.absent;
     *failure = std::move(obstacle.failure);
     return false;
   }
   try {
+    if (!known.unchecked.empty()) known.unchecked.check(state.stack);
     op.callBoxed(state.stack);
     ++state.num_operators;
     return true;
@@ -235,19 +230,7 @@ inline void define_operator(WorkerState& state, Reader& reader, uint32_t number)
   auto op = c10::Dispatcher::singleton().findOp({name, overload});
   if (!op || !op->hasSchema()) Reader::fail(("operator " + name + ", which is not registered").c_str());
   if (number >= state.operators.size()) state.operators.resize(number + 64);
-  WorkerOperator& known = state.operators[number];
-  known = {*op, {}};
-  for (uint32_t a = 0; a < op->schema().arguments().size(); ++a) {
-    auto type = op->schema().arguments()[a].real_type();
-    if (type->kind() == c10::TypeKind::OptionalType) type = type->castRaw<c10::OptionalType>()->getElementType();
-    if (type->kind() == c10::TypeKind::ScalarTypeType) {
-      known.bounded.push_back({a, static_cast<int64_t>(c10::ScalarType::Undefined)});
-    } else if (type->kind() == c10::TypeKind::LayoutType) {
-      known.bounded.push_back({a, static_cast<int64_t>(c10::Layout::NumOptions)});
-    } else if (type->kind() == c10::TypeKind::MemoryFormatType) {
-      known.bounded.push_back({a, static_cast<int64_t>(c10::MemoryFormat::NumOptions)});
-    }
-  }
+  state.operators[number] = {*op, UncheckedArguments(op->schema())};
   if (state.notes_flight) flight_record().define_op(number, name);
 }
 

@@ -16,6 +16,7 @@
 #include "transport/link.h"
 #include "wire/flight.h"
 #include "wire/reader.h"
+#include "worker/unchecked.h"
 
 namespace dtorch {
 
@@ -37,15 +38,9 @@ struct SlotEntry {
   State state = State::kEmpty;
 };
 
-// An operator, and what LibTorch takes unchecked from its arguments: numbers that stand for a
-// dtype, a layout or a memory format.
 struct WorkerOperator {
-  struct Bounded {
-    uint32_t argument;
-    int64_t below;
-  };
   std::optional<c10::OperatorHandle> handle;
-  std::vector<Bounded> bounded;
+  UncheckedArguments unchecked;
 };
 
 struct WorkerState {
@@ -67,7 +62,7 @@ struct WorkerState {
   }
   SlotEntry& known_slot(uint32_t number) {
     if (number >= slots.size() || slots[number].state == SlotEntry::State::kEmpty) {
-      Reader::fail("a slot that holds nothing");
+      Reader::fail(("slot " + std::to_string(number) + ", which holds nothing").c_str());
     }
     return slots[number];
   }

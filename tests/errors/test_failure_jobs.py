@@ -6,6 +6,6 @@ import pytest
 from launching import run_tests
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [3])
 def test_failures_with_several_workers(workers):
     run_tests(Path(__file__).with_name("test_failures.py"), workers=workers, limit=110)

@@ -222,7 +222,6 @@ def test_python_kernel_that_raises():
     assert error.worker == 0
 
 
-@pytest.mark.xfail(strict=True, reason="records of kernels carry no call site yet")
 def test_python_kernel_names_the_line():
     line = next_line()
     rows = fail_on(0)

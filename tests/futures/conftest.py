@@ -5,8 +5,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import dtorch_mpi as dt  # noqa: E402
 import worker_kernels  # noqa: E402, F401 -- before init(): worker ranks stay there
+
+import dtorch_mpi as dt  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -104,11 +104,6 @@ class Outbox {
     }
     return pending_.size();
   }
-  void drain() {
-    Backoff backoff(200);
-    while (poll() > 0) backoff.pause();
-  }
-
  private:
   struct Pending {
     std::vector<MPI_Request> requests;

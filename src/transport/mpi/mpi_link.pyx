@@ -30,7 +30,6 @@ cdef extern from "transport/mpi/message.h" namespace "dtorch" nogil:
         char* keep_bytes(size_t)
         void keep_tensor(const Tensor&)
         size_t poll()
-        void drain()
     cppclass Backoff:
         Backoff(int spins)
         void pause()
@@ -265,17 +264,22 @@ cdef class MPIWorkerLink:
     def worker_end(self):
         return PyCapsule_New(&self.link, "dtorch.WorkerLink", NULL)
 
-    def drain(self):
-        """Hear of the children's end, tell the parent, complete all sends: before MPI_Finalize."""
+    def drain(self, double seconds):
+        """Hear of the children's end, tell the parent, complete all sends: before MPI_Finalize.
+
+        Returns whether that was done within the time.
+        """
         cdef Backoff* backoff = new Backoff(self.end.spins)
+        cdef int64_t until = now_us() + <int64_t>(seconds * 1e6)
+        cdef cbool done = False
         with nogil:
-            while self.end.reported < self.end.executed:
-                self.end.outbox.poll()
+            while not done and now_us() < until:
                 hear_progress(&self.end)
                 tell_progress(&self.end)
+                done = self.end.outbox.poll() == 0 and self.end.reported >= self.end.executed
                 backoff.pause()
-            self.end.outbox.drain()
         del backoff
+        return done
 
 
 # ---- rank 0's end ----------------------------------------------------------------------------------
@@ -400,10 +404,17 @@ cdef class MPILink:
         replies.start(number, shared, network, at if home == 1 else -1, units * 64, nbytes)
         return replies, (home, number, place)
 
-    def drain(self):
-        """Complete all sends: before MPI is finalized."""
+    def drain(self, double seconds):
+        """Complete all sends: before MPI_Finalize. Returns whether it was done within the time."""
+        cdef int64_t until = now_us() + <int64_t>(seconds * 1e6)
+        cdef cbool done = False
+        cdef Backoff* backoff = new Backoff(self.spins)
         with nogil:
-            self.end.outbox.drain()
+            while not done and now_us() < until:
+                done = self.end.outbox.poll() == 0
+                backoff.pause()
+        del backoff
+        return done
 
 
 cdef extern from *:
