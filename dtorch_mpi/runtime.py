@@ -429,7 +429,7 @@ def register():
 
     package = os.path.dirname(os.path.abspath(__file__))
     for folder in (package, os.path.dirname(torch.__file__), os.path.dirname(os.__file__)):
-        _core.add_library_folder(folder + os.sep if folder != os.path.dirname(os.__file__) else folder + os.sep)
+        _core.add_library_folder(folder + os.sep)
     def measure():
         return memory_allocated(), max_memory_allocated()
 

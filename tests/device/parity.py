@@ -28,9 +28,7 @@ def check(expected, found, **tolerances):
         assert other.dtype == one.dtype
         assert other.shape == one.shape
         assert other.requires_grad == one.requires_grad
-        torch.testing.assert_close(
-            other.detach().cpu(), one.detach(), equal_nan=True, **tolerances
-        )
+        torch.testing.assert_close(other.detach().cpu(), one.detach(), equal_nan=True, **tolerances)
 
 
 def same(body, *inputs, **tolerances):
@@ -45,15 +43,21 @@ def same_with_gradients(body, *inputs, **tolerances):
     """`same`, and the gradients of the inputs that want one, for a fixed cotangent."""
 
     def both_ways(*inputs):
-        wanted = [x for x in pytree.tree_leaves(inputs)
-                  if isinstance(x, torch.Tensor) and x.requires_grad]
-        outputs = [y for y in pytree.tree_leaves(body(*inputs))
-                   if isinstance(y, torch.Tensor) and y.requires_grad]
+        wanted = [
+            x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.requires_grad
+        ]
+        outputs = [
+            y
+            for y in pytree.tree_leaves(body(*inputs))
+            if isinstance(y, torch.Tensor) and y.requires_grad
+        ]
         cotangents = [
             torch.linspace(-1, 1, max(1, y.numel()), dtype=torch.float64)[: y.numel()]
-            .reshape(y.shape).to(y.dtype).to(y.device)
+            .reshape(y.shape)
+            .to(y.dtype)
+            .to(y.device)
             for y in outputs
-        ]  # fmt: skip
+        ]
         gradients = torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True)
         return [y.detach() for y in outputs], list(gradients)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from parity import check, on, seeded
 from torch import nn
 
@@ -10,30 +10,56 @@ X = seeded(4, 4, grad=True)
 IMAGE = seeded(2, 3, 6, 6)
 
 BODIES = {
-    "matmul": lambda x, i: x @ x, "linear": lambda x, i: F.linear(x, x, x[0]), "mv": lambda x, i: torch.mv(x, x[0]),
-    "bmm": lambda x, i: torch.bmm(x[None], x[None]), "addmm": lambda x, i: torch.addmm(x, x, x),
-    "baddbmm": lambda x, i: torch.baddbmm(x[None], x[None], x[None]), "einsum": lambda x, i: torch.einsum("ij,jk", x, x),
-    "conv2d": lambda x, i: F.conv2d(i, i[:, :, :3, :3]), "conv_transpose": lambda x, i: F.conv_transpose2d(i, i[:1].expand(3, 3, 6, 6)),
-    "softmax": lambda x, i: (x @ x).softmax(1), "log_softmax": lambda x, i: (x @ x).log_softmax(1),
-    "layer_norm": lambda x, i: F.layer_norm(x @ x, (4,)), "group_norm": lambda x, i: F.group_norm(F.conv2d(i, i[:, :, :3, :3]), 1),
+    "matmul": lambda x, i: x @ x,
+    "linear": lambda x, i: F.linear(x, x, x[0]),
+    "mv": lambda x, i: torch.mv(x, x[0]),
+    "bmm": lambda x, i: torch.bmm(x[None], x[None]),
+    "addmm": lambda x, i: torch.addmm(x, x, x),
+    "baddbmm": lambda x, i: torch.baddbmm(x[None], x[None], x[None]),
+    "einsum": lambda x, i: torch.einsum("ij,jk", x, x),
+    "conv2d": lambda x, i: F.conv2d(i, i[:, :, :3, :3]),
+    "conv_transpose": lambda x, i: F.conv_transpose2d(i, i[:1].expand(3, 3, 6, 6)),
+    "softmax": lambda x, i: (x @ x).softmax(1),
+    "log_softmax": lambda x, i: (x @ x).log_softmax(1),
+    "layer_norm": lambda x, i: F.layer_norm(x @ x, (4,)),
+    "group_norm": lambda x, i: F.group_norm(F.conv2d(i, i[:, :, :3, :3]), 1),
     "batch_norm": lambda x, i: F.batch_norm(i.bfloat16(), None, None, training=True),
-    "sum": lambda x, i: (x @ x).sum(), "mean": lambda x, i: (x @ x).mean(), "exp": lambda x, i: (x @ x).exp(),
-    "pow": lambda x, i: (x @ x).pow(2), "norm": lambda x, i: (x @ x).norm(), "prod": lambda x, i: (x @ x).prod(0),
-    "cumsum": lambda x, i: (x @ x).cumsum(0), "add": lambda x, i: x @ x + x, "relu": lambda x, i: (x @ x).relu(),
-    "gelu": lambda x, i: F.gelu(x @ x), "silu": lambda x, i: F.silu(x @ x),
-    "cat": lambda x, i: torch.cat([x @ x, x]), "stack": lambda x, i: torch.stack([x @ x, x]),
+    "sum": lambda x, i: (x @ x).sum(),
+    "mean": lambda x, i: (x @ x).mean(),
+    "exp": lambda x, i: (x @ x).exp(),
+    "pow": lambda x, i: (x @ x).pow(2),
+    "norm": lambda x, i: (x @ x).norm(),
+    "prod": lambda x, i: (x @ x).prod(0),
+    "cumsum": lambda x, i: (x @ x).cumsum(0),
+    "add": lambda x, i: x @ x + x,
+    "relu": lambda x, i: (x @ x).relu(),
+    "gelu": lambda x, i: F.gelu(x @ x),
+    "silu": lambda x, i: F.silu(x @ x),
+    "cat": lambda x, i: torch.cat([x @ x, x]),
+    "stack": lambda x, i: torch.stack([x @ x, x]),
     "cross_entropy": lambda x, i: F.cross_entropy(x @ x, torch.arange(4, device=x.device)),
-    "mse": lambda x, i: F.mse_loss(x @ x, x), "l1": lambda x, i: F.l1_loss(x @ x, x),
+    "mse": lambda x, i: F.mse_loss(x @ x, x),
+    "l1": lambda x, i: F.l1_loss(x @ x, x),
     "bce": lambda x, i: F.binary_cross_entropy_with_logits(x @ x, x.sigmoid()),
-    "attention": lambda x, i: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
-    "interpolate": lambda x, i: F.interpolate(F.conv2d(i, i[:, :, :3, :3]), scale_factor=2, mode="bilinear"),
-    "max_pool": lambda x, i: F.max_pool2d(F.conv2d(i, i[:, :, :3, :3]), 2), "avg_pool": lambda x, i: F.avg_pool2d(F.conv2d(i, i[:, :, :3, :3]), 2),
-    "cdist": lambda x, i: torch.cdist(x @ x, x @ x), "index_copy": lambda x, i: x.index_copy(0, torch.tensor([0], device=x.device), x[:1]),
-    "prelu": lambda x, i: F.prelu(x, x[0, :1]), "embedding": lambda x, i: F.embedding(torch.tensor([1], device=x.device), x),
-    "in place": lambda x, i: (x @ x).add_(x), "cosine": lambda x, i: F.cosine_similarity(x @ x, x),
-    "trace": lambda x, i: (x @ x).trace(), "chain": lambda x, i: torch.linalg.multi_dot([x, x, x]),
-    "inverse": lambda x, i: torch.linalg.inv(x @ x.T + torch.eye(4, device=x.device)), "rfft": lambda x, i: torch.fft.rfft((x @ x)),
-}  # fmt: skip
+    "attention": lambda x, i: F.scaled_dot_product_attention(
+        x[None, None], x[None, None], x[None, None]
+    ),
+    "interpolate": lambda x, i: F.interpolate(
+        F.conv2d(i, i[:, :, :3, :3]), scale_factor=2, mode="bilinear"
+    ),
+    "max_pool": lambda x, i: F.max_pool2d(F.conv2d(i, i[:, :, :3, :3]), 2),
+    "avg_pool": lambda x, i: F.avg_pool2d(F.conv2d(i, i[:, :, :3, :3]), 2),
+    "cdist": lambda x, i: torch.cdist(x @ x, x @ x),
+    "index_copy": lambda x, i: x.index_copy(0, torch.tensor([0], device=x.device), x[:1]),
+    "prelu": lambda x, i: F.prelu(x, x[0, :1]),
+    "embedding": lambda x, i: F.embedding(torch.tensor([1], device=x.device), x),
+    "in place": lambda x, i: (x @ x).add_(x),
+    "cosine": lambda x, i: F.cosine_similarity(x @ x, x),
+    "trace": lambda x, i: (x @ x).trace(),
+    "chain": lambda x, i: torch.linalg.multi_dot([x, x, x]),
+    "inverse": lambda x, i: torch.linalg.inv(x @ x.T + torch.eye(4, device=x.device)),
+    "rfft": lambda x, i: torch.fft.rfft(x @ x),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -64,11 +90,20 @@ def test_default_dtype_and_switches():
     assert torch.amp.is_autocast_available("dtorch")
 
 
-@pytest.mark.parametrize("module", [
-    lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4)),
-    lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
-    lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 3), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(6, 4)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4)),
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 4)),
+            nn.Conv1d(1, 3, 3),
+            nn.BatchNorm1d(3),
+            nn.Flatten(),
+            nn.Linear(6, 4),
+        ),
+    ],
+)
 def test_training_step(module):
     results = []
     for device in ("cpu", "dtorch"):

@@ -160,7 +160,10 @@ def test_function_transforms():
 def test_functional_call():
     def body(x):
         layer = torch.nn.Linear(3, 2, device=x.device)
-        parameters = {"weight": torch.ones(2, 3, device=x.device), "bias": torch.zeros(2, device=x.device)}
+        parameters = {
+            "weight": torch.ones(2, 3, device=x.device),
+            "bias": torch.zeros(2, device=x.device),
+        }
         return torch.func.functional_call(layer, parameters, (x.detach(),))
 
     same(body, X)

@@ -23,10 +23,14 @@ class OnTheDevice(Upper):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("options", [{}, {"pin_memory": True}, {"persistent_workers": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"pin_memory": True}, {"persistent_workers": True}], ids=str
+)
 def test_forked_workers(options):
     weight = torch.ones(2, device="dtorch")
-    loader = DataLoader(SAMPLES, batch_size=5, num_workers=2, multiprocessing_context="fork", **options)
+    loader = DataLoader(
+        SAMPLES, batch_size=5, num_workers=2, multiprocessing_context="fork", **options
+    )
     for _ in range(2):
         totals, labels = [], []
         for x, y in loader:
@@ -57,7 +61,9 @@ def test_a_forked_child_lets_go_of_tensors_and_exits():
 
 
 def test_workers_of_an_iterable_with_device_batches():
-    loader = DataLoader(Upper(), batch_size=2, collate_fn=lambda rows: torch.stack(rows).to("dtorch"))
+    loader = DataLoader(
+        Upper(), batch_size=2, collate_fn=lambda rows: torch.stack(rows).to("dtorch")
+    )
     assert [batch.device.type for batch in loader] == ["dtorch"] * 2
 
 

@@ -1,9 +1,12 @@
 """torch.dtorch and torch.accelerator."""
 
+import gc
+
 import pytest
 import torch
 
 import dtorch_mpi as dt
+from dtorch_mpi.runtime import runtime
 
 
 def test_names():
@@ -27,14 +30,19 @@ def test_one_device():
 
 def test_synchronize_waits():
     x = torch.ones(200, 200, device="dtorch")
+    torch.dtorch.synchronize()
+    workers = runtime()._workers
+    issued, executed = dt.debug.counters()["operators"], [w.num_operators for w in workers]
     for _ in range(50):
         x = x @ x * 0.005
-    future = x.to_torch_async()
+    issued = dt.debug.counters()["operators"] - issued
     torch.dtorch.synchronize()
-    assert future.is_ready()
+    assert issued == 100
+    assert [w.num_operators for w in workers] == [n + issued for n in executed]
 
 
 def test_memory():
+    gc.collect()
     before = torch.dtorch.memory_allocated()
     x = torch.ones(1000, 1000, device="dtorch")
     assert torch.dtorch.memory_allocated() - before == 4_000_000

@@ -15,7 +15,9 @@ MISTAKES = [
     lambda d: torch.ones(2, 3, device=d).expand(3, 3),
     lambda d: torch.ones(2, device=d, dtype=torch.int64) @ torch.ones(2, device=d),
     lambda d: torch.nn.functional.linear(torch.ones(2, 3, device=d), torch.ones(4, 5, device=d)),
-    lambda d: torch.nn.functional.conv2d(torch.ones(1, 3, 4, 4, device=d), torch.ones(2, 2, 3, 3, device=d)),
+    lambda d: torch.nn.functional.conv2d(
+        torch.ones(1, 3, 4, 4, device=d), torch.ones(2, 2, 3, 3, device=d)
+    ),
     lambda d: torch.ones(3, device=d).bitwise_and(torch.ones(3, device=d)),
     lambda d: torch.ones(3, dtype=torch.int64, device=d).add_(torch.ones(3, device=d)),
     lambda d: torch.ones(3, dtype=torch.int64, device=d).softmax(0),
@@ -29,7 +31,9 @@ MISTAKES = [
     lambda d: torch.ones(2, device=d).resize_(-1),
     lambda d: torch.ones(3, device=d).narrow(0, 2, 5),
     lambda d: torch.ones(0, device=d).max(),
-    lambda d: torch.nn.functional.cross_entropy(torch.ones(2, 3, device=d), torch.zeros(4, dtype=torch.int64, device=d)),
+    lambda d: torch.nn.functional.cross_entropy(
+        torch.ones(2, 3, device=d), torch.zeros(4, dtype=torch.int64, device=d)
+    ),
     lambda d: torch.arange(0, 3, -1, device=d),
     lambda d: torch.ones(3, device=d, requires_grad=True).add_(1),
     lambda d: torch.ones(3, device=d, requires_grad=True).mul(2).backward(),
@@ -37,13 +41,17 @@ MISTAKES = [
     lambda d: torch.linalg.inv(torch.ones(2, 3, device=d)),
     lambda d: torch.ones(2, 3, device=d)[0, 0, 0],
     lambda d: torch.ones(2, device=d).masked_fill_(torch.ones(3, device=d) > 0, 1),
-    lambda d: torch.add(torch.ones(2, device=d), torch.ones(2, device=d), out=torch.ones(2, device=d, dtype=torch.int64)),
+    lambda d: torch.add(
+        torch.ones(2, device=d),
+        torch.ones(2, device=d),
+        out=torch.ones(2, device=d, dtype=torch.int64),
+    ),
     lambda d: torch.nn.Linear(3, 2, device=d)(torch.ones(2, 4, device=d)),
     lambda d: torch.ones(2, device=d).copy_(torch.ones(3, device=d)),
     lambda d: bool(torch.ones(2, device=d)),
     lambda d: torch.ones(3, device=d).bernoulli_(2.0),
     lambda d: torch.ones(3, device=d).normal_(0, -1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -72,11 +80,17 @@ def test_the_line_is_the_users():
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda x, y: x + y, lambda x, y: y + x, lambda x, y: x @ y.T, lambda x, y: torch.cat([x, y]),
-        lambda x, y: torch.nn.functional.linear(x, y), lambda x, y: x.add_(y), lambda x, y: y.add_(x),
-        lambda x, y: torch.where(x > 0, x, y), lambda x, y: torch.addmm(x, x, y.T),
+        lambda x, y: x + y,
+        lambda x, y: y + x,
+        lambda x, y: x @ y.T,
+        lambda x, y: torch.cat([x, y]),
+        lambda x, y: torch.nn.functional.linear(x, y),
+        lambda x, y: x.add_(y),
+        lambda x, y: y.add_(x),
+        lambda x, y: torch.where(x > 0, x, y),
+        lambda x, y: torch.addmm(x, x, y.T),
     ],
-)  # fmt: skip
+)
 def test_tensors_on_two_devices(mistake):
     x, y = torch.ones(3, 3, device="dtorch"), torch.ones(3, 3)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):

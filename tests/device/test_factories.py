@@ -5,23 +5,35 @@ import torch
 from parity import check, same
 
 FACTORIES = [
-    lambda d: torch.zeros(2, 3, device=d), lambda d: torch.ones(3, dtype=torch.int16, device=d),
-    lambda d: torch.full((2, 2), 7, device=d), lambda d: torch.full((2,), 0.5, device=d),
-    lambda d: torch.arange(5, device=d), lambda d: torch.arange(1, 2, 0.25, device=d),
-    lambda d: torch.linspace(0, 1, 7, device=d), lambda d: torch.logspace(0, 2, 3, device=d),
-    lambda d: torch.eye(3, 4, device=d), lambda d: torch.tensor([[1, 2], [3, 4]], device=d),
-    lambda d: torch.tensor(1.5, device=d), lambda d: torch.tensor([], device=d),
-    lambda d: torch.tensor([True, False], device=d), lambda d: torch.tensor([1 + 2j], device=d),
+    lambda d: torch.zeros(2, 3, device=d),
+    lambda d: torch.ones(3, dtype=torch.int16, device=d),
+    lambda d: torch.full((2, 2), 7, device=d),
+    lambda d: torch.full((2,), 0.5, device=d),
+    lambda d: torch.arange(5, device=d),
+    lambda d: torch.arange(1, 2, 0.25, device=d),
+    lambda d: torch.linspace(0, 1, 7, device=d),
+    lambda d: torch.logspace(0, 2, 3, device=d),
+    lambda d: torch.eye(3, 4, device=d),
+    lambda d: torch.tensor([[1, 2], [3, 4]], device=d),
+    lambda d: torch.tensor(1.5, device=d),
+    lambda d: torch.tensor([], device=d),
+    lambda d: torch.tensor([True, False], device=d),
+    lambda d: torch.tensor([1 + 2j], device=d),
     lambda d: torch.tensor([1.0], dtype=torch.float64, device=d, requires_grad=True),
-    lambda d: torch.zeros_like(torch.ones(2, 3, device=d)), lambda d: torch.tril_indices(3, 3, device=d),
-    lambda d: torch.ones(2, 2, device=d).new_full((3,), 2.0), lambda d: torch.hann_window(8, device=d),
+    lambda d: torch.zeros_like(torch.ones(2, 3, device=d)),
+    lambda d: torch.tril_indices(3, 3, device=d),
+    lambda d: torch.ones(2, 2, device=d).new_full((3,), 2.0),
+    lambda d: torch.hann_window(8, device=d),
     lambda d: torch.ones(2, device=d).new_zeros(3, dtype=torch.int32),
     lambda d: torch.full_like(torch.ones(2, device=d), 3, dtype=torch.int64),
     lambda d: torch.complex(torch.ones(2, device=d), torch.zeros(2, device=d)),
-    lambda d: torch.scalar_tensor(3.0, device=d), lambda d: torch.empty(2, 3, device=d).shape,
-    lambda d: torch.empty_strided((2, 3), (1, 2), device=d).stride(), lambda d: torch.range(0, 3, device=d),
-    lambda d: torch.asarray([1.0, 2.0], device=d), lambda d: torch.cartesian_prod(torch.arange(2, device=d), torch.arange(3, device=d)),
-]  # fmt: skip
+    lambda d: torch.scalar_tensor(3.0, device=d),
+    lambda d: torch.empty(2, 3, device=d).shape,
+    lambda d: torch.empty_strided((2, 3), (1, 2), device=d).stride(),
+    lambda d: torch.range(0, 3, device=d),
+    lambda d: torch.asarray([1.0, 2.0], device=d),
+    lambda d: torch.cartesian_prod(torch.arange(2, device=d), torch.arange(3, device=d)),
+]
 
 
 @pytest.mark.parametrize("make", FACTORIES)
@@ -32,8 +44,14 @@ def test_factory(make):
 
 def test_device_context():
     with torch.device("dtorch"):
-        made = [torch.ones(2), torch.tensor([1.0]), torch.nn.Linear(2, 2).weight, torch.arange(3),
-                torch.randn(2), torch.as_tensor([1, 2])]  # fmt: skip
+        made = [
+            torch.ones(2),
+            torch.tensor([1.0]),
+            torch.nn.Linear(2, 2).weight,
+            torch.arange(3),
+            torch.randn(2),
+            torch.as_tensor([1, 2]),
+        ]
     assert all(x.device.type == "dtorch" for x in made)
     assert torch.ones(1).device.type == "cpu"
 
@@ -52,8 +70,14 @@ def test_default_device():
 def test_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
-        same(lambda x: (x / 2, torch.ones(2, device=x.device), torch.arange(0, 1, 0.5, device=x.device)),
-             torch.arange(3))  # fmt: skip
+        same(
+            lambda x: (
+                x / 2,
+                torch.ones(2, device=x.device),
+                torch.arange(0, 1, 0.5, device=x.device),
+            ),
+            torch.arange(3),
+        )
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -82,10 +106,12 @@ DRAWS_FROM_THE_DEFAULT = [
     lambda: torch.nn.functional.gumbel_softmax(torch.ones(50, 10, device="dtorch")),
     lambda: torch.nn.functional.rrelu(-torch.ones(500, device="dtorch"), training=True),
     lambda: torch.nn.functional.alpha_dropout(torch.ones(500, device="dtorch"), 0.5, True),
-    lambda: torch.nn.functional.feature_alpha_dropout(torch.ones(5, 10, 10, device="dtorch"), 0.5, True),
+    lambda: torch.nn.functional.feature_alpha_dropout(
+        torch.ones(5, 10, 10, device="dtorch"), 0.5, True
+    ),
     lambda: torch.distributions.Normal(torch.zeros(500, device="dtorch"), 1.0).sample(),
     lambda: torch.distributions.Categorical(torch.ones(500, 4, device="dtorch")).sample(),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("draw", DRAWS + [lambda g, d=d: d() for d in DRAWS_FROM_THE_DEFAULT])
@@ -122,8 +148,10 @@ def test_generator():
     with pytest.raises(RuntimeError, match="Expected a 'dtorch' device type for generator"):
         torch.rand(3, device="dtorch", generator=torch.Generator())
     twin = generator.clone_state()
-    check(torch.rand(3, device="dtorch", generator=generator).cpu(),
-          torch.rand(3, device="dtorch", generator=twin))  # fmt: skip
+    check(
+        torch.rand(3, device="dtorch", generator=generator).cpu(),
+        torch.rand(3, device="dtorch", generator=twin),
+    )
 
 
 def test_numbers_have_their_distribution():

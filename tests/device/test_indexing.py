@@ -28,14 +28,18 @@ INDICES = {
     "two index tensors": lambda d: (torch.tensor([0, 1], device=d), torch.tensor([2, 3], device=d)),
     "broadcast": lambda d: (torch.tensor([[0], [1]], device=d), torch.tensor([2, 3], device=d)),
     "index between slices": lambda d: (slice(0, 2), torch.tensor([1, 2], device=d), slice(1, 3)),
-    "indices apart": lambda d: (torch.tensor([0, 1], device=d), slice(None), torch.tensor([2, 3], device=d)),
+    "indices apart": lambda d: (
+        torch.tensor([0, 1], device=d),
+        slice(None),
+        torch.tensor([2, 3], device=d),
+    ),
     "int32": lambda d: torch.tensor([1, 2], dtype=torch.int32, device=d),
     "scalar tensor": lambda d: torch.tensor(3, device=d),
     "scalar host tensor": lambda d: torch.tensor(3),
     "int and index": lambda d: (1, torch.tensor([0, 2], device=d)),
     "empty list": lambda d: [],
     "range": lambda d: range(2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", INDICES)
@@ -77,10 +81,17 @@ def test_write_of_a_host_tensor():
 def test_index_operators():
     def body(x):
         index = torch.tensor([0, 2], device=x.device)
-        return (x.index_select(1, index), x.take(index), torch.take_along_dim(x, x.argsort(2), 2),
-                x.index_copy(0, index, x[3:5]), x.index_put((index,), x[0], accumulate=True),
-                x.masked_scatter(x > 0, x.flip(0)), x.scatter_add(2, x.argsort(2), x),
-                x.select_scatter(x[0], 0, 3), x.slice_scatter(x[:2], 0, 1, 3))  # fmt: skip
+        return (
+            x.index_select(1, index),
+            x.take(index),
+            torch.take_along_dim(x, x.argsort(2), 2),
+            x.index_copy(0, index, x[3:5]),
+            x.index_put((index,), x[0], accumulate=True),
+            x.masked_scatter(x > 0, x.flip(0)),
+            x.scatter_add(2, x.argsort(2), x),
+            x.select_scatter(x[0], 0, 3),
+            x.slice_scatter(x[:2], 0, 1, 3),
+        )
 
     same(body, X)
 

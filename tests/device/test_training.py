@@ -22,6 +22,7 @@ def train(model, optimizer, device, steps=6, clip=None, schedule=None):
     x, y = DATA.to(device), TARGET.to(device)
     losses = []
     for _ in range(steps):
+
         def closure():
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
@@ -49,14 +50,18 @@ def same_training(make_optimizer, steps=6, clip=None, make_schedule=lambda o: No
 
 
 OPTIMIZERS = {
-    "SGD": lambda p, **k: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, **k),
+    "SGD": lambda p, **k: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, **k
+    ),
     "Adam": lambda p, **k: torch.optim.Adam(p, lr=0.01, amsgrad=True, **k),
     "AdamW": lambda p, **k: torch.optim.AdamW(p, lr=0.01, **k),
     "Adagrad": lambda p, **k: torch.optim.Adagrad(p, lr=0.1, **k),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer(name, options):
     same_training(lambda p: OPTIMIZERS[name](p, **options))
@@ -65,20 +70,31 @@ def test_optimizer(name, options):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda p: torch.optim.RMSprop(p, lr=0.01), lambda p: torch.optim.Adamax(p), lambda p: torch.optim.NAdam(p),
-        lambda p: torch.optim.RAdam(p), lambda p: torch.optim.Adadelta(p), lambda p: torch.optim.ASGD(p),
-        lambda p: torch.optim.Rprop(p), lambda p: torch.optim.LBFGS(p, max_iter=3), lambda p: torch.optim.Adafactor(p),
-        lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)), lambda p: torch.optim.AdamW(p, maximize=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.01),
+        lambda p: torch.optim.Adamax(p),
+        lambda p: torch.optim.NAdam(p),
+        lambda p: torch.optim.RAdam(p),
+        lambda p: torch.optim.Adadelta(p),
+        lambda p: torch.optim.ASGD(p),
+        lambda p: torch.optim.Rprop(p),
+        lambda p: torch.optim.LBFGS(p, max_iter=3),
+        lambda p: torch.optim.Adafactor(p),
+        lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)),
+        lambda p: torch.optim.AdamW(p, maximize=True),
     ],
-)  # fmt: skip
+)
 def test_other_optimizers(make):
     same_training(make)
 
 
 @pytest.mark.parametrize("foreach", [None, True, False])
 def test_clip_grad_norm(foreach):
-    same_training(OPTIMIZERS["SGD"], clip=lambda p: nn.utils.clip_grad_norm_(p, 0.1, foreach=foreach))
-    same_training(OPTIMIZERS["SGD"], clip=lambda p: nn.utils.clip_grad_norm_(p, 0.1, norm_type=float("inf")))
+    same_training(
+        OPTIMIZERS["SGD"], clip=lambda p: nn.utils.clip_grad_norm_(p, 0.1, foreach=foreach)
+    )
+    same_training(
+        OPTIMIZERS["SGD"], clip=lambda p: nn.utils.clip_grad_norm_(p, 0.1, norm_type=float("inf"))
+    )
 
 
 def test_clip_grad_value():
@@ -91,7 +107,9 @@ def test_clip_grad_value():
 
 
 def test_schedules():
-    same_training(OPTIMIZERS["AdamW"], make_schedule=lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 10))
+    same_training(
+        OPTIMIZERS["AdamW"], make_schedule=lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 10)
+    )
 
 
 def test_a_changing_learning_rate_does_not_miss_the_cache():
@@ -123,7 +141,9 @@ def test_an_optimizer_with_state_moves_back_and_forth():
     twin = copy.deepcopy(model).to("dtorch")
     restored = torch.optim.AdamW(twin.parameters(), lr=0.01)
     restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    check(train(model, optimizer, "cpu")[1], train(twin, restored, "dtorch")[1], rtol=1e-4, atol=1e-5)
+    check(
+        train(model, optimizer, "cpu")[1], train(twin, restored, "dtorch")[1], rtol=1e-4, atol=1e-5
+    )
 
 
 class Tied(nn.Module):
@@ -180,11 +200,20 @@ def test_gradient_accumulation_and_none_gradients():
     model = make_model().to("dtorch")
     assert all(p.grad is None for p in model.parameters())
     for part in range(2):
-        nn.functional.cross_entropy(model(DATA[part * 4 :][:4].to("dtorch")), TARGET[part * 4 :][:4].to("dtorch")).backward()
+        nn.functional.cross_entropy(
+            model(DATA[part * 4 :][:4].to("dtorch")), TARGET[part * 4 :][:4].to("dtorch")
+        ).backward()
     reference = make_model()
     for part in range(2):
-        nn.functional.cross_entropy(reference(DATA[part * 4 :][:4]), TARGET[part * 4 :][:4]).backward()
-    check([p.grad for p in reference.parameters()], [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-6)
+        nn.functional.cross_entropy(
+            reference(DATA[part * 4 :][:4]), TARGET[part * 4 :][:4]
+        ).backward()
+    check(
+        [p.grad for p in reference.parameters()],
+        [p.grad for p in model.parameters()],
+        rtol=1e-4,
+        atol=1e-6,
+    )
     model.zero_grad()
     assert all(p.grad is None for p in model.parameters())
 
@@ -193,7 +222,9 @@ def test_averaged_model():
     results = []
     for device in ("cpu", "dtorch"):
         model = make_model().to(device)
-        averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        averaged = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             train(model, optimizer, device, 1)
