@@ -1,5 +1,6 @@
 """Python kernels that tests of several rooms call; every rank imports this."""
 
+import os
 import time
 
 import torch
@@ -34,4 +35,21 @@ def fail_on(worker, columns=2):
 
     sizes = [num_workers(), columns]
     return call("tests.fail_on", [worker, sizes], sizes=sizes, dtype=torch.float32,
+                mesh=init_device_mesh((num_workers(),)), placements=[Shard(0)])  # fmt: skip
+
+
+@kernel("tests.die")
+def _die(context, worker, number):
+    ((first, rows), *_), = context.local_slices
+    if first == worker:
+        os.kill(os.getpid(), number)
+        time.sleep(30)  # not before the signal is there
+    return torch.zeros(rows)
+
+
+def die(worker, number):
+    """Have the given worker's process get a signal."""
+    from torch.distributed.tensor import Shard
+
+    return call("tests.die", [worker, number], sizes=[num_workers()], dtype=torch.float32,
                 mesh=init_device_mesh((num_workers(),)), placements=[Shard(0)])  # fmt: skip

@@ -6,6 +6,9 @@ import pytest
 from launching import run_tests
 
 
-@pytest.mark.parametrize("workers", [3])
-def test_failures_with_several_workers(workers):
-    run_tests(Path(__file__).with_name("test_failures.py"), workers=workers, limit=110)
+@pytest.mark.parametrize(("launcher", "workers"), [("thread", 2), ("thread", 3), ("mpirun", 2)])
+@pytest.mark.timeout(120)
+def test_failures_with_several_workers(launcher, workers):
+    run_tests(
+        Path(__file__).with_name("test_failures.py"), launcher=launcher, workers=workers, limit=110
+    )

@@ -6,6 +6,11 @@ import pytest
 from launching import run_tests
 
 
-@pytest.mark.parametrize("workers", [3])
-def test_values_with_several_workers(workers):
-    run_tests(Path(__file__).with_name("test_values.py"), workers=workers, limit=110)
+def test_values_with_several_workers():
+    run_tests(Path(__file__).with_name("test_values.py"), workers=3, limit=110)
+
+
+@pytest.mark.parametrize("home", ["shared", "network"])
+def test_values_from_other_processes(home):
+    run_tests(Path(__file__).with_name("test_values.py"), launcher="mpirun", workers=2, home=home,
+              limit=110)
