@@ -132,7 +132,9 @@ void rethrow_interrupt() {
     throw;
   } catch (python_error& error) {
     py::gil_scoped_acquire gil;
-    if (error.matches(PyExc_KeyboardInterrupt)) throw;
+    if (error.type != nullptr && PyErr_GivenExceptionMatches(error.type, PyExc_KeyboardInterrupt)) {
+      throw;
+    }
   } catch (...) {
     return;
   }
