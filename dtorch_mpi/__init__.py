@@ -8,12 +8,14 @@
 
 import torch
 
-from . import _core, device_module
+from . import device_module
 from .version import __version__
 
 torch.utils.rename_privateuse1_backend("dtorch")
 torch._register_device_module("dtorch", device_module)
 torch.utils.generate_methods_for_privateuse1_backend(for_storage=False)
+
+from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
 from . import data, debug, kernels  # noqa: E402
 from .errors import WorkerError  # noqa: E402
@@ -21,7 +23,6 @@ from .future import TensorFuture, VoidFuture  # noqa: E402
 from .mesh import init_device_mesh  # noqa: E402
 from .runtime import init, is_initialized, num_workers, register, shutdown, sync, sync_future  # noqa: E402
 from .tensor import distribute_module, distribute_tensor, full_tensor, local_shards  # noqa: E402
-from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
 register()
 

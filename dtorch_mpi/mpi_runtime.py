@@ -115,7 +115,9 @@ def _begin_flight(comm, role, *, by_client):
     host = socket.gethostname()
     path = f"{folder}/rank-{comm.rank}.record" if folder else ""
     in_file = _core.open_flight_record(path, comm.rank, comm.size, host, role, by_client=by_client)
-    watcher.start(path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host)
+    watcher.start(
+        path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host
+    )
 
 
 def _finish(comm, link, board, limit=None):

@@ -231,7 +231,8 @@ class ThreadWorkers:
         ]
         self.threads = [
             threading.Thread(
-                target=worker.run, args=(num_threads,), name=f"dtorch-worker-{first + i}", daemon=True
+                target=worker.run, args=(num_threads,), name=f"dtorch-worker-{first + i}",
+                daemon=True,
             )
             for i, worker in enumerate(self.workers)
         ]

@@ -100,8 +100,8 @@ def end_to_end(dt, prefix, rounds, count):
                 (value + 1).item()
                 taken[device].append((time.perf_counter() - begin) / count)
                 if device == "dtorch":
-                    done = [after - first for after, first in zip(executed(dt), before, strict=True)]
-                    assert min(done) >= count, f"{count} operators issued, executed: {done}"
+                    done = min(a - b for a, b in zip(executed(dt), before, strict=True))
+                    assert done >= count, f"{count} operators issued, {done} executed"
         mine, theirs = (statistics.median(taken[device]) for device in ("dtorch", "cpu"))
         report(f"{prefix}.end_to_end.{name}", mine * 1e6, "us")
         report(f"{prefix}.end_to_end.{name}.ratio", mine / theirs, "x", 1.37)
@@ -204,13 +204,15 @@ def sharded(dt, prefix, rounds):
     a = dt.distribute_tensor(torch.ones(16 * SIZE, SIZE), mesh, [Shard(0)])
     b = dt.distribute_tensor(torch.ones(16 * SIZE, SIZE), mesh, [Shard(0)])
     w = dt.distribute_tensor(torch.ones(SIZE, SIZE), mesh)
-    plain_a, plain_b, plain_w = torch.ones(16 * SIZE, SIZE), torch.ones(16 * SIZE, SIZE), torch.ones(SIZE, SIZE)
+    plain_a, plain_b = torch.ones(16 * SIZE, SIZE), torch.ones(16 * SIZE, SIZE)
+    plain_w = torch.ones(SIZE, SIZE)
     for name, ours, eager in (
         ("add", lambda: a + b, lambda: plain_a + plain_b),
         ("mm", lambda: a @ w, lambda: plain_a @ plain_w),
     ):
         mine, theirs = in_turn(ours, eager, 1000, rounds, dt.sync)
-        report(f"{prefix}.sharded.issue.{name}.ratio", mine / theirs, "x", 1.1 if workers == 2 else None)
+        target = 1.1 if workers == 2 else None
+        report(f"{prefix}.sharded.issue.{name}.ratio", mine / theirs, "x", target)
     count, cpu = 20_000, []
     for _ in range(rounds):
         dt.sync()
@@ -236,14 +238,14 @@ def ranks_part(dt, arguments):
 
 
 def start_ranks(workers, arguments):
-    command = ["mpirun", "-n", str(workers + 1), sys.executable, os.path.abspath(__file__), "--ranks",
-               "--rounds", str(arguments.rounds), "--count", str(arguments.count)]
+    command = ["mpirun", "-n", str(workers + 1), sys.executable, os.path.abspath(__file__),
+               "--ranks", "--rounds", str(arguments.rounds), "--count", str(arguments.count)]
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     if "Open MPI" in version or "OpenRTE" in version:
         command[1:1] = ["--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"{command} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     for name, value, unit in re.findall(r"^(\S+)=(\S+) (\S+)$", done.stdout, re.MULTILINE):
         target = {"add": 1.37, "mm": 1.37, "add_chain": 1.37}.get(name.split(".")[-2]) \
             if ".end_to_end." in name and name.endswith("ratio") else None
@@ -265,15 +267,16 @@ def table():
         goal = ""
         if target is not None:
             met = value >= -target if target < 0 else value <= target
-            goal = (f">= {-target:g}" if target < 0 else f"<= {target:g}") + ("" if met else "  MISSED")
+            goal = f">= {-target:g}" if target < 0 else f"<= {target:g}"
+            goal += "" if met else "  MISSED"
         print(f"{name:44}{value:12.4g} {unit:10}{goal:>10}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and no job of 16 workers")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, no job of 16")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--count", type=int, default=100_000, help="operators of the end-to-end runs")
+    parser.add_argument("--count", type=int, default=100_000, help="operators end to end")
     parser.add_argument("--only", default="", help="part names: issue,end,read,dtensor,gpt,mpi")
     parser.add_argument("--ranks", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -286,7 +289,8 @@ def main():
         return ranks_part(dt, arguments)
     wanted = set(arguments.only.split(",")) if arguments.only else {
         "issue", "end", "read", "dtensor", "gpt", "mpi"}
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {torch.get_num_threads()} threads an operator")
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, "
+          f"{torch.get_num_threads()} threads an operator")
     if "issue" in wanted:
         issue(dt, "thread", arguments.rounds)
     if "end" in wanted:

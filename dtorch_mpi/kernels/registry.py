@@ -60,7 +60,9 @@ def call(name, args, *, sizes, dtype, mesh=None, placements=None):
 def run(name, packed, outputs):
     """On a worker: run kernel `name`; outputs are (dtype number, sizes, local sizes, offsets)."""
     if name not in _kernels:
-        raise ValueError(f"no kernel is named {name!r} on this worker: import its module on all ranks")
+        raise ValueError(
+            f"no kernel is named {name!r} on this worker: import its module on all ranks"
+        )
     context = KernelContext(
         sizes=tuple(sizes for _, sizes, _, _ in outputs),
         local_slices=tuple(

@@ -1,6 +1,7 @@
 """A job: rank 0 may not map as much memory as the model takes."""
 
 import resource
+from pathlib import Path
 
 import torch
 
@@ -11,7 +12,7 @@ ROOM = 1 << 30  # bytes that rank 0 may still map
 WIDTH, LAYERS = 8192, 6  # 1.5 GiB of parameters
 
 dt.init()
-mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (mapped + ROOM, resource.RLIM_INFINITY))
 try:
     torch.empty(WIDTH * WIDTH * LAYERS)

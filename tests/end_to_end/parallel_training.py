@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
+from gpt import GPT, GPTConfig  # noqa: E402
+
 import dtorch_mpi as dt  # noqa: E402
 from dtorch_mpi import Replicate, Shard  # noqa: E402
-from gpt import GPT, GPTConfig  # noqa: E402
 
 STEPS, BATCH, BLOCK = 50, 8, 16
 TENSOR_PLAN = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launching import run_job
 
-START = "import os, signal, sys, torch, dtorch_mpi as dt\nfrom worker_kernels import die, slow\ndt.init()\n"
+START = "import sys, torch, dtorch_mpi as dt\nfrom worker_kernels import die, slow\ndt.init()\n"
 
 
 @pytest.fixture
