@@ -279,10 +279,6 @@ def close_queue():
     RecordQueue.get().close()
 
 
-def queue_is_open():
-    return RecordQueue.get().is_open()
-
-
 def forget_after_fork(runtime):
     """In a forked child: take no records any more, and never free the parent's runtime."""
     Py_INCREF(runtime)

@@ -45,6 +45,20 @@ class ArgumentDecoder {
     return entry.tensor;
   }
 
+  // The sizes of this worker's part; of the whole, with the obstacle noted, where it has none.
+  std::vector<int64_t> own_sizes(uint32_t number, const Sizes& sizes) {
+    std::vector<int64_t> whole(sizes.begin(), sizes.end());
+    if (number == 0) return whole;
+    const auto sharding = state_.sharding(number);
+    const auto* member = state_.member(*sharding->mesh);
+    if (member == nullptr) {
+      obstacle_.absent = true;
+      return whole;
+    }
+    check_placements(static_cast<int64_t>(sizes.size()), sharding->mesh->shape, sharding->placements);
+    return local_sizes(whole, sharding->mesh->shape, sharding->placements, member->coordinate);
+  }
+
   c10::IValue argument() {
     uint32_t payload;
     switch (reader_.peek()) {
@@ -121,31 +135,16 @@ class ArgumentDecoder {
         const uint32_t count = reader_.expect(Tag::kLocalSizes);
         const uint32_t number = reader_.word();
         const auto sizes = reader_.raw_ints(count);
-        if (number == 0) return c10::IValue(c10::IntArrayRef(sizes));
-        const auto sharding = state_.sharding(number);
-        const auto* member = state_.member(*sharding->mesh);
-        if (member == nullptr) {
-          obstacle_.absent = true;
-          return {};
-        }
-        check_placements(count, sharding->mesh->shape, sharding->placements);
-        return c10::IValue(c10::IntArrayRef(
-            local_sizes(sizes, sharding->mesh->shape, sharding->placements, member->coordinate)));
+        return c10::IValue(c10::IntArrayRef(own_sizes(number, sizes)));
       }
       case Tag::kLocalStrides: {
         const uint32_t count = reader_.expect(Tag::kLocalStrides);
         const uint32_t number = reader_.word();
         const auto sizes = reader_.raw_ints(count), strides = reader_.raw_ints(count);
         if (number == 0) return c10::IValue(c10::IntArrayRef(strides));
-        const auto sharding = state_.sharding(number);
-        const auto* member = state_.member(*sharding->mesh);
-        if (member == nullptr) {
-          obstacle_.absent = true;
-          return {};
-        }
-        check_placements(count, sharding->mesh->shape, sharding->placements);
-        return c10::IValue(c10::IntArrayRef(local_strides(
-            strides, local_sizes(sizes, sharding->mesh->shape, sharding->placements, member->coordinate))));
+        const auto own = own_sizes(number, sizes);
+        if (obstacle_.absent) return {};
+        return c10::IValue(c10::IntArrayRef(local_strides(strides, own)));
       }
       default: Reader::fail("a tag that opens no argument");
     }

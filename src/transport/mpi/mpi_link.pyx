@@ -524,16 +524,7 @@ cdef extern from *:
     int64_t now_us() nogil
 
 
-cdef object reply_to_python(const Reply& reply):
-    cdef object value = None
-    if reply.value.defined():
-        value = THPVariable_Wrap(reply.value)
-    if reply.failure.get() == NULL:
-        return value, None
-    cdef str text = reply.failure.get().text.decode("utf-8", "replace")
-    cdef str host = reply.failure.get().host.decode("utf-8", "replace")
-    return value, (text, reply.failure.get().site, reply.failure.get().record,
-                   reply.failure.get().worker, host)
+include "transport/reply_to_python.pxi"
 
 
 # ---- shared memory of a node, groups ----------------------------------------------------------------
