@@ -221,7 +221,9 @@ def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
         return select_by_axis(call, [*rules, AxisRule(whole, (Replicate(),) * count)])
     if torch_rules.has_axis_rules(op):
         return select_by_axis(call, torch_rules.axis_rules(op, args, kwargs, count))
-    if torch_rules.has_mesh_rules(op):
+    # PyTorch's rule for views does not end where a size is 0 (torch 2.13); nothing has to be moved
+    # to replicate no elements.
+    if torch_rules.has_mesh_rules(op) and not any(0 in given.meta.shape for given in call.inputs):
         return _choose_for_mesh(op, args, kwargs, call, len(outputs))
     return None
 
