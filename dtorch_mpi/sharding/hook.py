@@ -21,7 +21,7 @@ def fallback_counts():
 def shard(name, overload, values, outputs, measured):
     """(moves, output shardings, local sizes, local strides) for one call.
 
-    Or the operator's name, where capture shall call other operators in its place.
+    Or a function that gives the operator's results by other operators.
 
     values: the arguments in schema order, each distributed tensor as (meta tensor, sharding
     number). outputs: meta tensors, lists flattened. measured: their metadata is not known, so
@@ -50,7 +50,7 @@ def shard(name, overload, values, outputs, measured):
     else:
         plan = propagate(op, tuple(args[:num_positional]), keywords, outputs, mesh)
     if plan.decomposition is not None:
-        return name
+        return plan.decomposition
     if plan.fallback:
         _fallbacks[(name, tuple(str(meta.placements) for _, meta in inputs))] += 1
     moves = []

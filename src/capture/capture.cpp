@@ -226,6 +226,7 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
     output.tensors.emplace_back();
   }
   if (key.sharded) work_out_sharding(info, arguments, true, entry);
+  if (entry->decomposition != nullptr) return;
   std::vector<uint32_t> described;
   {
     std::lock_guard<SpinLock> guard(queue.lock);
@@ -371,7 +372,9 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     counters().misses += 1;
   }
   if (C10_UNLIKELY(entry->decomposition != nullptr)) {
-    entry->decomposition(stack);
+    // A copy: the operators it calls may make room among the entries.
+    const auto decomposition = entry->decomposition;
+    decomposition(stack);
     return;
   }
   push_outputs(info, *entry, slots, key.position, stack);

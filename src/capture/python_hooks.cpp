@@ -67,6 +67,30 @@ std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots) {
   return metas;
 }
 
+// A decomposition that is written in Python: the operator's arguments to its results.
+void decompose_in_python(const c10::FunctionSchema& schema, PyObject* function, Stack* stack) {
+  py::gil_scoped_acquire gil;
+  const auto& arguments = schema.arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  py::list positional;
+  py::dict named;
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    auto value = torch::jit::toPyObject(values[a]);
+    if (arguments[a].kwarg_only()) {
+      named[arguments[a].name().c_str()] = std::move(value);
+    } else {
+      positional.append(std::move(value));
+    }
+  }
+  auto made = checked(PyObject_Call(function, py::tuple(positional).ptr(), named.ptr()));
+  torch::jit::drop(*stack, arguments.size());
+  const auto& returns = schema.returns();
+  for (size_t r = 0; r < returns.size(); ++r) {
+    const py::object result = returns.size() == 1 ? made : py::object(made[py::int_(r)]);
+    stack->push_back(torch::jit::toIValue(result, returns[r].type()));
+  }
+}
+
 void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
                        CallEntry* entry) {
   py::gil_scoped_acquire gil;
@@ -104,8 +128,16 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
   const std::string& overload = info.overload.empty() ? std::string("default") : info.overload;
   auto answer = call(python_hooks().shard, py::str(info.name), py::str(overload), values,
                      outputs, py::bool_(measured));
-  if (py::isinstance<py::str>(answer)) {
-    entry->decomposition = sharded_decomposition(answer.cast<std::string>());
+  if (PyCallable_Check(answer.ptr())) {
+    if (auto here = sharded_decomposition(info.name)) {
+      entry->decomposition = here;
+    } else {
+      // Never freed: it is a function of a module.
+      entry->decomposition = [&schema = info.handle.schema(),
+                              function = answer.release().ptr()](Stack* stack) {
+        decompose_in_python(schema, function, stack);
+      };
+    }
     return;
   }
   using Pairs = std::vector<std::pair<int, int>>;
