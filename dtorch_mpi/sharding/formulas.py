@@ -20,7 +20,7 @@ from dtorch_mpi.sharding.selection import AxisRule
 
 LINEAR = (Partial("sum"), Partial("avg"))
 WHOLE = "_"
-# The label of dim k of one tensor; None or "_" where it must be whole.
+# The label of each dim of a tensor; "_" where it must be whole.
 Labels = Sequence[object]
 
 
@@ -58,9 +58,8 @@ def labelled_rules(
     sizes: dict[object, int] = {}
     for meta, labels in inputs:
         for label, size in zip(labels, meta.shape, strict=True):
-            if label not in (None, WHOLE):
-                if size != 1 or label not in sizes:
-                    sizes[label] = size
+            if label != WHOLE and (size != 1 or label not in sizes):
+                sizes[label] = size
     rules = []
     for label in sizes:
         made = []

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch._ops import OpOverload
@@ -54,6 +55,9 @@ _EMPTY_SAFE = {
     aten.fill_.Scalar, aten._unsafe_view.default, aten.slice_backward.default,
     aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
 }
+
+# Layouts of a view's input that are tried.
+_MOST_MOVES = 12
 
 _WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
 
@@ -233,8 +237,51 @@ def _ways(op, facts, args, kwargs, call: Call, outputs) -> Iterator[Callable]:
     yield lambda: _choose(op, args, kwargs, call, outputs)
     if facts.is_pointwise and op not in OWN_RULES and not _is_random(op):
         yield lambda: select(call, broadcast_rules(args, kwargs, outputs))
+    if len(call.inputs) == 1 and not call.written and _rule_name(op) not in OWN_RULES:
+        for placements in _moved_layouts(call):
+            yield partial(_choose_as_moved, op, args, kwargs, call, placements, len(outputs))
     if call.allows_empty:
         yield lambda: _choose(op, args, kwargs, replace(call, allows_empty=False), outputs)
+
+
+def _rule_name(op: OpOverload) -> OpOverload:
+    """The operator whose rule serves."""
+    return VIEW_OF.get(op, op)
+
+
+def _moved_layouts(call: Call) -> list[Placements]:
+    """Other ways to cut the only input that gather nothing, the nearest first."""
+    given = call.inputs[0]
+    options = [
+        [p] if isinstance(p, Replicate) else [p, *map(Shard, range(given.meta.ndim))]
+        for p in given.placements
+    ]
+    found = []
+    for placements in itertools.product(*options):
+        choice = Choice([placements], [])
+        if placements != given.placements and not gathered_inputs(call, choice):
+            found.append((choice_cost(call, choice), placements))
+    return [placements for _, placements in sorted(found, key=lambda pair: pair[0])][:_MOST_MOVES]
+
+
+def _choose_as_moved(op, args, kwargs, call, placements, num_outputs) -> Choice | None:
+    """What a whole-mesh rule offers for the input as it will lie."""
+    rule_op = _rule_name(op)
+    if not torch_rules.has_mesh_rules(rule_op):
+        return None
+    given = [replace(call.inputs[0], placements=placements)]
+    offers = torch_rules.mesh_rules(
+        rule_op, _with_inputs(_rule_args(op, args), given),
+        _with_inputs_named(args, kwargs, given), given, num_outputs,
+    )
+    for choice in offers:
+        if choice.inputs[0] == placements and _is_valid_for_mesh(op, call, choice):
+            return choice
+    return None
+
+
+def _rule_args(op: OpOverload, args: list) -> list:
+    return args[:2] if op is aten._reshape_alias.default else args
 
 
 def _is_random(op: OpOverload) -> bool:
@@ -248,7 +295,7 @@ def _returned_inputs(facts, positions, outputs) -> tuple[int | None, ...]:
 
 
 def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
-    op = VIEW_OF.get(op, op)
+    args, op = _rule_args(op, args), _rule_name(op)
     count = len(call.inputs)
     rules = OWN_RULES[op].rules(args, kwargs, outputs) if op in OWN_RULES else None
     if rules is not None:

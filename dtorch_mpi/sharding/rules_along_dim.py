@@ -64,6 +64,9 @@ for _position, _default, _operators in (
              aten.glu_backward)),
 ):
     register(*_operators)(_keeps_shape(_position, "dim", _default))
+register(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)(
+    _keeps_shape(1, "dim", None)
+)
 register(aten.sort.stable)(_keeps_shape(9, "dim"))
 register(aten.linalg_cross)(_keeps_shape(9, "dim"))
 

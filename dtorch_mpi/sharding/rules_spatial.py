@@ -2,7 +2,7 @@
 
 import torch
 
-from dtorch_mpi.sharding.formulas import WHOLE, labelled_rules
+from dtorch_mpi.sharding.formulas import WHOLE, by_formula, labelled_rules
 from dtorch_mpi.sharding.op_sharding import ShardedMeta
 from dtorch_mpi.sharding.rule_table import register, register_formulas, register_function
 
@@ -52,8 +52,6 @@ register_formulas({
     aten.grid_sampler_3d: "nc___, nhwd_ -> nchwd",
     aten.grid_sampler_2d_backward: "nchw, nc__, nhw_ -> nc__, nhw_ | chw",
     aten.grid_sampler_3d_backward: "nchwd, nc___, nhwd_ -> nc___, nhwd_ | chwd",
-    aten.pixel_shuffle: "...___ -> ...___",
-    aten.pixel_unshuffle: "...___ -> ...___",
     aten.channel_shuffle: "n_... -> n_...",
 })
 
@@ -78,6 +76,11 @@ def _pad(args, kwargs, outputs):
     return labelled_rules([(meta, labels)], [(outputs[0], labels)])
 
 
+register(aten.pixel_shuffle, aten.pixel_unshuffle, empty=False)(
+    by_formula(aten.pixel_shuffle.default, "...___ -> ...___")
+)
+
+
 def _convolution_terms(args):
     """The terms of input, weight and output; channels of several groups stay together."""
     is_transposed, groups = args[-3], args[-1]
@@ -86,14 +89,14 @@ def _convolution_terms(args):
     return "nc*", "co*" if is_transposed else "oc*", "no*", "o", "c"
 
 
-@register(aten.convolution, adds=True)
+@register(aten.convolution, adds=True, empty=False)
 def _convolution(args, kwargs, outputs):
     given, weight, made, bias, summed = _convolution_terms(args)
     tensors = [v.meta for v in args[:3] if isinstance(v, ShardedMeta)]
     return _rules_of(tensors, (given, weight, bias), outputs, (made,), summed, addends=(2,))
 
 
-@register(aten.convolution_backward)
+@register(aten.convolution_backward, empty=False)
 def _convolution_backward(args, kwargs, outputs):
     given, weight, made, bias, _ = _convolution_terms(args[:-1])
     tensors = [v.meta for v in args[:3]]

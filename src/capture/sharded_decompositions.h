@@ -7,7 +7,7 @@
 namespace dtorch {
 
 // Boxed: replaces an operator's arguments on the stack by its results, by calling operators
-// that shards can carry. `name` is the operator's; null where Python has the only one.
+// that shards can carry. `name` is the operator's; asserts that there is one.
 using Decomposition = void (*)(Stack* stack);
 Decomposition sharded_decomposition(const std::string& name);
 
