@@ -16,6 +16,7 @@ from dtorch_mpi.sharding.lists import propagate_list
 from dtorch_mpi.sharding.local_check import check_local_shapes
 from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
+from dtorch_mpi.sharding.random_rules import RANDOM_OPERATORS, ROW_OPERATORS
 from dtorch_mpi.sharding.rules import OWN_RULES
 from dtorch_mpi.sharding.selection import AxisRule, Call, Choice, choice_cost, select_by_axis
 from dtorch_mpi.sharding.torch_rules import NoRuleError
@@ -43,6 +44,7 @@ _EMPTY_SAFE = {
     aten.new_empty.default, aten.new_empty_strided.default, aten.zero_.default,
     aten.fill_.Scalar, aten._unsafe_view.default, aten.slice_backward.default,
     aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
+    *RANDOM_OPERATORS, *ROW_OPERATORS,
 }
 
 _WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
