@@ -5,6 +5,7 @@ One extension a concern. Each may link the files of those before it that it name
     dtorch_mpi._core             src/tensor, src/capture, src/wire   C++, a thin Cython face
     dtorch_mpi._sharding         src/sharding                        C++
     dtorch_mpi._controller       src/controller                      Cython
+    dtorch_mpi._random           src/random                          C++
     dtorch_mpi._worker           src/worker                          Cython
     dtorch_mpi._transport        src/transport                       Cython
     dtorch_mpi._collectives      src/collectives                     C++ (c10d::Backend)
@@ -105,7 +106,10 @@ extensions = [
     extension("_sharding", sources("sharding"), links=["_core"]),
     extension("_transport", sources("transport"), links=["_core", "_sharding"]),
     extension("_controller", sources("controller"), links=["_core"]),
-    extension("_worker", sources("worker"), links=["_core", "_sharding"]),
+    # No contraction into fused multiply-adds: machines must give the same bits.
+    extension("_random", sources("random"),
+              compile_flags=["-O3", "-fno-math-errno", "-ffp-contract=off"]),
+    extension("_worker", sources("worker"), links=["_core", "_sharding", "_random"]),
 ]
 mpi = mpi_flags()
 if mpi is not None:

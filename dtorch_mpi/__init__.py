@@ -19,6 +19,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
 from . import data, debug, kernels  # noqa: E402
 from .errors import WorkerError  # noqa: E402
+from .factories import empty, full, ones, rand, randint, randn, zeros  # noqa: E402
 from .future import TensorFuture, VoidFuture  # noqa: E402
 from .mesh import init_device_mesh  # noqa: E402
 from .runtime import init, is_initialized, num_workers, register, shutdown, sync, sync_future  # noqa: E402
@@ -28,7 +29,7 @@ register()
 
 __all__ = [
     "Partial", "Replicate", "Shard", "TensorFuture", "VoidFuture", "WorkerError", "__version__",
-    "data", "debug", "distribute_module", "distribute_tensor", "full_tensor", "init",
-    "init_device_mesh", "is_initialized", "kernels", "local_shards", "num_workers", "shutdown",
-    "sync", "sync_future",
+    "data", "debug", "distribute_module", "distribute_tensor", "empty", "full", "full_tensor",
+    "init", "init_device_mesh", "is_initialized", "kernels", "local_shards", "num_workers", "ones",
+    "rand", "randint", "randn", "shutdown", "sync", "sync_future", "zeros",
 ]  # fmt: skip

@@ -105,3 +105,4 @@ def forget_all():
     """The workers are gone, and with them what the numbers mean."""
     for table in (_meshes, _mesh_of, _shardings, _sharding_of):
         table.clear()
+    _sharding.forget_all()  # else the next workers' mesh 1 would be taken for this one

@@ -33,13 +33,13 @@ def distribute_tensor(tensor, mesh, placements=None):
     if not is_dtorch(tensor):
         if any(isinstance(placement, Partial) for placement in placements):
             raise ValueError("a CPU tensor can't be placed as Partial: it holds no partial sums")
-        _check_dims(tensor, placements)
+        check_dims(tensor, placements)
         placed = _core.upload(tensor.detach(), number)
         return placed.requires_grad_(tensor.requires_grad)
     return redistribute(tensor, mesh, placements)
 
 
-def _check_dims(tensor, placements):
+def check_dims(tensor, placements):
     for placement in placements:
         dim = getattr(placement, "dim", None)
         if dim is not None and not -tensor.dim() <= dim < tensor.dim():
@@ -98,7 +98,7 @@ def redistribute(tensor, mesh=None, placements=None):
             "place it with distribute_tensor"
         )
     placements = check_placements(mesh, placements)
-    _check_dims(tensor, placements)
+    check_dims(tensor, placements)
     return _Redistribute.apply(tensor, sharding_number(mesh, placements))
 
 

@@ -20,6 +20,7 @@ from dtorch_mpi.sharding.local_check import check_local_shapes
 from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
 from dtorch_mpi.sharding.own_rules import OWN_RULES, VIEW_OF
+from dtorch_mpi.sharding.random_rules import RANDOM_OPERATORS, ROW_OPERATORS
 from dtorch_mpi.sharding.selection import (
     AxisRule,
     Call,
@@ -54,6 +55,7 @@ _EMPTY_SAFE = {
     aten.new_empty.default, aten.new_empty_strided.default, aten.zero_.default,
     aten.fill_.Scalar, aten._unsafe_view.default, aten.slice_backward.default,
     aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
+    *RANDOM_OPERATORS, *ROW_OPERATORS,
 }
 
 # Layouts of a view's input that are tried.

@@ -36,7 +36,9 @@ at::Tensor stand_in(const at::Tensor& tensor, c10::Device device, const Operator
     // Which views exist depends on the strides; their kernels touch no memory.
     result = at::empty_strided(tensor.sizes(), tensor.strides(), options);
   } else if (tensor.numel() <= kMostRealElements) {
-    result = at::empty_strided(tensor.sizes(), tensor.strides(), options).zero_();
+    // Weights of a sample that are all zero are refused.
+    const int value = info.name == "aten::multinomial" ? 1 : 0;
+    result = at::empty_strided(tensor.sizes(), tensor.strides(), options).fill_(value);
   } else {
     result = at::empty({1}, options).zero_().as_strided(
         tensor.sizes(), c10::SmallVector<int64_t, 6>(tensor.dim(), 0));
@@ -109,7 +111,7 @@ TensorMeta meta_of(const at::Tensor& tensor) {
 
 // Kernels that refuse values and not only metadata: the zeros of a stand-in tell nothing.
 bool judges_values(std::string_view name) {
-  for (std::string_view part : {"linalg", "lu_", "cholesky", "multinomial", "ormqr", "solve",
+  for (std::string_view part : {"linalg", "lu_", "cholesky", "ormqr", "solve",
                                 "_assert", "ctc_loss", "segment_reduce", "embedding_bag"}) {
     if (name.find(part) != std::string_view::npos) return true;
   }
@@ -159,6 +161,18 @@ void check_on_host(const OperatorInfo& info, const c10::IValue* arguments) {
   c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   Stack stack = stand_ins(info, arguments, c10::kCPU);
+  info.handle.callBoxed(stack);
+}
+
+void check_bounds(const OperatorInfo& info, const c10::IValue* arguments) {
+  c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+  // PyTorch's kernels check before they find that there is nothing to fill.
+  Stack stack;
+  stack.emplace_back(at::empty({0}, at::TensorOptions().dtype(arguments[0].toTensor().scalar_type())));
+  for (size_t a = 1; a < info.arguments.size(); ++a) {
+    stack.push_back(info.arguments[a].kind == ArgumentKind::kGenerator ? c10::IValue() : arguments[a]);
+  }
   info.handle.callBoxed(stack);
 }
 
@@ -227,7 +241,9 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
   }
   // Meta kernels take some arguments that no other kernel does.
   const bool masked = info.takes_host_indices && has_mask(info, arguments);
-  if (!info.views && !masked && !judges_values(info.name) && is_small(*entry, given)) {
+  // An operator whose generator is not an argument would draw from the CPU's.
+  if (!info.views && !masked && !info.adds_generator && !judges_values(info.name) &&
+      is_small(*entry, given)) {
     check_on_host(info, arguments);
   }
   return true;

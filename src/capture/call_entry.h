@@ -99,5 +99,7 @@ bool has_mask(const OperatorInfo& info, const c10::IValue* arguments);
 bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry);
 // Raises PyTorch's error if its CPU kernel does not take arguments of this metadata.
 void check_on_host(const OperatorInfo& info, const c10::IValue* arguments);
+// The same for the numbers that a random operator takes, which are not in the key: at each call.
+void check_bounds(const OperatorInfo& info, const c10::IValue* arguments);
 
 }  // namespace dtorch

@@ -83,9 +83,16 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   for (const auto& [argument, output] : entry.local_strides) {
     bound += 2 + 4 * entry.outputs[output].tensors[0].sizes.size();
   }
+  const TensorMeta* made = entry.outputs.empty() || entry.outputs[0].tensors.empty()
+                               ? nullptr
+                               : &entry.outputs[0].tensors[0];
+  // What is still to be measured has no sizes, and runs whole.
+  if (made != nullptr && made->dtype == c10::ScalarType::Undefined) made = nullptr;
+  if (C10_UNLIKELY(info.draws())) bound += 6 + (made ? 2 * made->sizes.size() : 0);
   Writer writer = queue.reserve(bound);
   writer.begin(Kind::kOperator,
-               static_cast<uint32_t>(info.arguments.size()) | (key.sharded ? kShardedOperator : 0),
+               static_cast<uint32_t>(info.arguments.size() + info.adds_generator) |
+                   (key.sharded ? kShardedOperator : 0),
                info.number, site);
   size_t next_input = 0;
   auto local = entry.local_sizes.begin();
@@ -109,11 +116,12 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
       continue;
     }
     if (C10_UNLIKELY(a == info.generator_argument)) {
-      write_generator(writer, generator_pair);
+      write_generator(writer, generator_pair, made);
       continue;
     }
     write_argument(writer, info.arguments[a].kind, arguments[a], inputs, &next_input);
   }
+  if (C10_UNLIKELY(info.adds_generator)) write_generator(writer, generator_pair, made);
   for (const auto& output : entry.outputs) {
     if (output.kind == OutputKind::kTensor) {
       outputs->push_back(queue.take_slot());
@@ -337,7 +345,10 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   const CallKey key(info, arguments);
   const uint64_t hash = key.hash();
   c10::IValue generator;
-  if (C10_UNLIKELY(info.generator_argument >= 0)) generator = draw(arguments[info.generator_argument]);
+  if (C10_UNLIKELY(info.draws())) {
+    if (info.fills_randomly) check_bounds(info, arguments);
+    generator = draw(info.adds_generator ? c10::IValue() : arguments[info.generator_argument]);
+  }
 
   MetaRule rule = info.meta_rule;
   if (C10_UNLIKELY(rule == MetaRule::kDynamic && info.takes_host_indices && !has_mask(info, arguments))) {

@@ -58,14 +58,31 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   return {grad_query, grad_key, grad_value, Tensor()};
 }
 
-// ---- dropout ---------------------------------------------------------------------------------
-// As PyTorch's CPU kernel; the mask comes from an operator that carries the generator.
-std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train) {
-  if (train && !*train) return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
-  if (input.numel() == 0) return {input, at::empty_like(input, input.options().dtype(at::kBool))};
-  const double keep = 1.0 - p;
-  auto mask = at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(keep);
-  return {input.mul(mask).mul_(keep == 0 ? 0.0 : 1.0 / keep), mask};
+// ---- random numbers into a given tensor --------------------------------------------------------
+using OptionalGenerator = std::optional<at::Generator>;
+
+Tensor& give(const Tensor& made, Tensor& out) {
+  return out.resize_(made.sizes()).copy_(made);
+}
+
+Tensor& bernoulli_out(const Tensor& self, OptionalGenerator generator, Tensor& out) {
+  return out.resize_(self.sizes()).bernoulli_(self, std::move(generator));
+}
+
+Tensor& multinomial_out(const Tensor& self, int64_t num_samples, bool replacement,
+                        OptionalGenerator generator, Tensor& out) {
+  return give(at::multinomial(self, num_samples, replacement, std::move(generator)), out);
+}
+
+template <class Mean, class Std>
+Tensor& normal_out(Mean mean, Std std, OptionalGenerator generator, Tensor& out) {
+  return give(at::normal(mean, std, std::move(generator)), out);
+}
+
+Tensor& rrelu_with_noise_out(const Tensor& self, Tensor& noise, const at::Scalar& lower,
+                             const at::Scalar& upper, bool training, OptionalGenerator generator,
+                             Tensor& out) {
+  return give(at::rrelu_with_noise(self, noise, lower, upper, training, std::move(generator)), out);
 }
 
 // ---- recurrent cells (Hochreiter and Schmidhuber 1997; Cho et al. 2014) --------------------------
@@ -137,7 +154,12 @@ bool nested_tensor_from_mask_left_aligned(const Tensor&, const Tensor&) { return
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_scaled_dot_product_fused_attention_overrideable", &attention);
   library.impl("_scaled_dot_product_fused_attention_overrideable_backward", &attention_backward);
-  library.impl("native_dropout", &native_dropout);
+  library.impl("bernoulli.out", &bernoulli_out);
+  library.impl("multinomial.out", &multinomial_out);
+  library.impl("normal.Tensor_float_out", &normal_out<const Tensor&, double>);
+  library.impl("normal.float_Tensor_out", &normal_out<double, const Tensor&>);
+  library.impl("normal.Tensor_Tensor_out", &normal_out<const Tensor&, const Tensor&>);
+  library.impl("rrelu_with_noise.out", &rrelu_with_noise_out);
   library.impl("_thnn_fused_lstm_cell", &lstm_cell);
   library.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
   library.impl("_thnn_fused_gru_cell", &gru_cell);

@@ -63,6 +63,13 @@ ArgumentKind kind_of(const c10::TypePtr& type, bool scalars_shape) {
 
 }  // namespace
 
+std::optional<c10::OperatorHandle> own_random_operator(const c10::OperatorName& name) {
+  constexpr std::string_view kAten = "aten::";
+  if (!name.name.starts_with(kAten)) return std::nullopt;
+  return c10::Dispatcher::singleton().findSchema(
+      {"dtorch::" + name.name.substr(kAten.size()), name.overload_name});
+}
+
 OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
     : handle(handle), number(number) {
   const auto& schema = handle.schema();
@@ -106,6 +113,17 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
   if (name == "aten::slice" && overload == "Tensor") positions = Positions::kSlice;
   if (name == "aten::select_backward" && overload.empty()) positions = Positions::kSelectBackward;
   if (name == "aten::slice_backward" && overload.empty()) positions = Positions::kSliceBackward;
+  if (const auto random = own_random_operator(handle.operator_name())) {
+    adds_generator = random->schema().arguments().size() == arguments.size() + 1;
+    fills_randomly = writes && generator_argument >= 0 && arguments[0].written;
+    for (size_t a = 1; a < arguments.size(); ++a) {
+      if (arguments[a].kind == ArgumentKind::kTensor) fills_randomly = false;
+    }
+  }
+  // The bounds of random integers do not shape the output.
+  for (auto& argument : arguments) {
+    if (fills_randomly && argument.kind == ArgumentKind::kShaping) argument.kind = ArgumentKind::kScalar;
+  }
   takes_host_indices = contains(kHostIndices, name);
   absolute_offset = name == "aten::as_strided";
 }

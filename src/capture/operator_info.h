@@ -1,6 +1,7 @@
 // What capture needs to know of an operator, worked out once from its schema.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,9 +57,18 @@ struct OperatorInfo {
   bool writes = false;
   bool views = false;
   int16_t generator_argument = -1;
+  // A random operator whose schema has no generator: the workers' form has one, as the last
+  // argument (see random/adopt.h).
+  bool adds_generator = false;
+  bool draws() const { return generator_argument >= 0 || adds_generator; }
+  // Fills its first argument, the only tensor, with random numbers.
+  bool fills_randomly = false;
   bool takes_host_indices = false;  // index tensors may lie on the CPU
   bool absolute_offset = false;     // as_strided: the offset counts from the storage
 };
+
+// The workers' own form of a random operator, dtorch:: in place of aten::; nullopt for others.
+std::optional<c10::OperatorHandle> own_random_operator(const c10::OperatorName& name);
 
 // The entry of `handle`; the stream lock must be held.
 OperatorInfo& operator_info(const c10::OperatorHandle& handle);

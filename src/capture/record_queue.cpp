@@ -78,7 +78,8 @@ uint32_t RecordQueue::take_slot() {
 void RecordQueue::open() {
   std::lock_guard<SpinLock> guard(lock);
   ++generation_;
-  first_slot_ = live_slots() == 0 ? 0 : next_slot_;
+  stale_slots_ += live_slots();
+  first_slot_ = stale_slots_ == 0 ? 0 : next_slot_;
   next_slot_ = first_slot_;
   free_slots_.clear();
   open_.store(true);
@@ -91,7 +92,10 @@ void RecordQueue::check_alive(uint32_t slot) const {
 
 void RecordQueue::free_slot(uint32_t slot) {
   std::lock_guard<SpinLock> guard(lock);
-  if (slot < first_slot_) return;
+  if (slot < first_slot_) {
+    --stale_slots_;
+    return;
+  }
   if (is_open()) {
     free_slot_locked(slot);
   } else {

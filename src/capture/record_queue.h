@@ -160,6 +160,7 @@ class RecordQueue {
   std::vector<uint32_t> free_slots_;
   uint32_t next_slot_ = 0;
   uint32_t first_slot_ = 0;  // those below belong to workers that were shut down
+  uint64_t stale_slots_ = 0;  // of those, how many tensors still hold
   uint32_t generation_ = 0;
   std::atomic<bool> open_{false};
 

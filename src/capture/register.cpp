@@ -11,7 +11,7 @@ namespace {
 // Named by files of this room with kernels of their own.
 constexpr std::string_view kOwnKernels[] = {
     "aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::equal",
-    "aten::record_stream", "aten::_has_same_storage_numel", "aten::native_dropout",
+    "aten::record_stream", "aten::_has_same_storage_numel",
     "aten::_scaled_dot_product_fused_attention_overrideable",
     "aten::_scaled_dot_product_fused_attention_overrideable_backward",
     "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl",
@@ -33,19 +33,19 @@ bool has_own_kernel(const c10::OperatorName& name) {
   return false;
 }
 
-// Random operators without a generator argument are left to PyTorch's composite kernels,
-// which call the in-place form that has one: it carries seed and offset.
-bool leaves_generator_to_composite(const c10::OperatorHandle& op) {
-  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return false;
+// Random operators that have a composite kernel are left to it: it calls one of those that
+// workers have (mostly an in-place one), which draws seed and offset.
+bool is_random(const c10::OperatorHandle& op) {
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) return true;
   for (const auto& argument : op.schema().arguments()) {
     const auto& type = argument.type();
-    if (type->kind() == c10::TypeKind::GeneratorType) return false;
+    if (type->kind() == c10::TypeKind::GeneratorType) return true;
     if (type->kind() == c10::TypeKind::OptionalType &&
         type->castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType) {
-      return false;
+      return true;
     }
   }
-  return true;
+  return false;
 }
 
 // Operators that answer with a truth value, or on the CPU (the batch sizes of a packed sequence): their composite kernels call operators that workers have, and read what they need.
@@ -65,8 +65,7 @@ size_t register_capture() {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!name.name.starts_with("aten::") || has_own_kernel(name)) continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
-    if (!op || !op->hasSchema() || leaves_generator_to_composite(*op) ||
-        answers_on_client(name.name)) {
+    if (!op || !op->hasSchema() || is_random(*op) || answers_on_client(name.name)) {
       continue;
     }
     // These composite kernels would run instead of the fallback.

@@ -3,7 +3,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "capture/operator_info.h"
+#include "capture/call_entry.h"
 #include "tensor/generator.h"
 #include "tensor/slot.h"
 #include "wire/writer.h"
@@ -133,8 +133,15 @@ inline c10::IValue draw(const c10::IValue& generator) {
       {static_cast<int64_t>(seed), static_cast<int64_t>(offset)});
 }
 
-inline void write_generator(Writer& writer, const c10::IValue& pair) {
-  writer.tag(Tag::kGenerator);
+// made: the call's first output. A worker's part of it takes the numbers of its own elements.
+inline void write_generator(Writer& writer, const c10::IValue& pair, const TensorMeta* made) {
+  if (made != nullptr && made->sharding != 0) {
+    writer.tag(Tag::kShardedGenerator, static_cast<uint32_t>(made->sizes.size()));
+    writer.word(made->sharding);
+    writer.raw_ints(made->sizes);
+  } else {
+    writer.tag(Tag::kGenerator);
+  }
   const auto& elements = pair.toTupleRef().elements();
   for (size_t i = 0; i < 2; ++i) {
     const int64_t number = elements[i].toInt();

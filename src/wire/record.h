@@ -56,6 +56,7 @@ enum class Tag : uint8_t {
   kHostDevice = 15,   // the CPU
   kScalarTensor = 16,  // payload: dtype | wrapped << 8; then a tagged value
   kGenerator = 17,    // four words: seed, offset
+  kShardedGenerator = 23,  // payload: count; a sharding word; global sizes; seed, offset
   kLocalSizes = 18,   // payload: count; a sharding word; two words an element: a global size
   kLocalStrides = 22,  // payload: count; a sharding word; global sizes, then global strides
   kOutput = 19,       // payload: slot that takes a returned tensor

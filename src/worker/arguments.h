@@ -24,7 +24,9 @@ inline uint64_t mixed_seed(uint64_t seed, uint64_t offset) {
 
 class ArgumentDecoder {
  public:
-  ArgumentDecoder(WorkerState& state, Reader& reader) : state_(state), reader_(reader) {}
+  // seeds: the operator takes its random numbers from the state of a CPU generator.
+  ArgumentDecoder(WorkerState& state, Reader& reader, bool seeds = true)
+      : state_(state), reader_(reader), seeds_(seeds) {}
 
   // Appends `count` arguments to the stack. Raises WireError.
   Obstacle decode(uint32_t count, Stack* stack) {
@@ -57,6 +59,32 @@ class ArgumentDecoder {
     }
     check_placements(static_cast<int64_t>(sizes.size()), sharding->mesh->shape, sharding->placements);
     return local_sizes(whole, sharding->mesh->shape, sharding->placements, member->coordinate);
+  }
+
+  // Where this worker's part of a tensor of these global sizes lies.
+  RandomPart own_part(uint32_t number, const Sizes& sizes) {
+    RandomPart part;
+    if (number == 0) return part;
+    const auto sharding = state_.sharding(number);
+    const auto* member = state_.member(*sharding->mesh);
+    if (member == nullptr) {
+      obstacle_.absent = true;
+      return part;
+    }
+    const auto& shape = sharding->mesh->shape;
+    check_placements(static_cast<int64_t>(sizes.size()), shape, sharding->placements);
+    part.is_whole = false;
+    part.global_sizes.assign(sizes.begin(), sizes.end());
+    part.offsets = local_offsets(part.global_sizes, shape, sharding->placements, member->coordinate);
+    return part;
+  }
+
+  void set_generator(RandomPart part) {
+    part.stream.seed = reader_.two_words<uint64_t>();
+    part.stream.offset = reader_.two_words<uint64_t>();
+    auto* generator = state_.generator.get<WorkerGenerator>();
+    if (seeds_) generator->set_current_seed(mixed_seed(part.stream.seed, part.stream.offset));
+    generator->part = std::move(part);
   }
 
   c10::IValue argument() {
@@ -126,9 +154,13 @@ class ArgumentDecoder {
       }
       case Tag::kGenerator: {
         reader_.word();
-        const auto seed = reader_.two_words<uint64_t>();
-        const auto offset = reader_.two_words<uint64_t>();
-        state_.generator.set_current_seed(mixed_seed(seed, offset));
+        set_generator({});
+        return state_.generator;
+      }
+      case Tag::kShardedGenerator: {
+        const uint32_t count = reader_.expect(Tag::kShardedGenerator);
+        const uint32_t number = reader_.word();
+        set_generator(own_part(number, reader_.raw_ints(count)));
         return state_.generator;
       }
       case Tag::kLocalSizes: {
@@ -152,6 +184,7 @@ class ArgumentDecoder {
 
   WorkerState& state_;
   Reader& reader_;
+  const bool seeds_;
   Obstacle obstacle_;
 };
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
+#include "capture/operator_info.h"
 #include "sharding/parts.h"
 #include "worker/arguments.h"
 
@@ -61,7 +62,7 @@ inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, ui
   const WorkerOperator& known = state.op(number);
   const c10::OperatorHandle& op = *known.handle;
   if (count != op.schema().arguments().size()) Reader::fail("another number of arguments than the operator has");
-  Obstacle obstacle = ArgumentDecoder(state, reader).decode(count, &state.stack);
+  Obstacle obstacle = ArgumentDecoder(state, reader, !known.draws_by_place).decode(count, &state.stack);
   if (C10_UNLIKELY(obstacle.absent || obstacle.failure)) {
     *absent = obstacle.absent;
     *failure = std::move(obstacle.failure);
@@ -73,9 +74,7 @@ inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, ui
     ++state.num_operators;
     return true;
   } catch (const std::exception& error) {
-    std::string text = op.schema().name();
-    if (!op.schema().overload_name().empty()) text += "." + op.schema().overload_name();
-    *failure = make_failure(state, text + "\x1f" + message_of(error));
+    *failure = make_failure(state, known.name + "\x1f" + message_of(error));
   }
   return false;
 }
@@ -227,10 +226,15 @@ inline void define_operator(WorkerState& state, Reader& reader, uint32_t number)
   constexpr uint32_t kMost = 1 << 15;
   const std::string name(reader.string()), overload(reader.string());
   if (number >= kMost) Reader::fail("an operator number beyond what PyTorch has");
-  auto op = c10::Dispatcher::singleton().findOp({name, overload});
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto op = dispatcher.findOp({name, overload});
   if (!op || !op->hasSchema()) Reader::fail(("operator " + name + ", which is not registered").c_str());
+  // Random operators have kernels of our own, by which numbers do not depend on the mesh.
+  const auto random = own_random_operator({name, overload});
+  if (random) op = random;
   if (number >= state.operators.size()) state.operators.resize(number + 64);
-  state.operators[number] = {*op, UncheckedArguments(op->schema())};
+  state.operators[number] = {*op, overload.empty() ? name : name + "." + overload,
+                             random.has_value(), UncheckedArguments(op->schema())};
   if (state.notes_flight) flight_record().define_op(number, name);
 }
 

@@ -8,10 +8,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include "random/part.h"
 #include "sharding/table.h"
 #include "transport/link.h"
 #include "wire/flight.h"
@@ -40,6 +40,8 @@ struct SlotEntry {
 
 struct WorkerOperator {
   std::optional<c10::OperatorHandle> handle;
+  std::string name;  // as the program knows it
+  bool draws_by_place = false;  // a kernel of src/random: it needs no CPU generator's state
   UncheckedArguments unchecked;
 };
 
@@ -47,7 +49,7 @@ struct WorkerState {
   WorkerState(int worker, int num_workers, c10::Device device, std::string host,
               MakeGroup make_group)
       : worker(worker), num_workers(num_workers), device(device), host(std::move(host)),
-        make_group(std::move(make_group)), generator(at::detail::createCPUGenerator()) {}
+        make_group(std::move(make_group)), generator(new_worker_generator()) {}
 
   // The entry of a slot that may be new; the table grows in small steps, since rank 0 hands
   // numbers out densely.
@@ -87,7 +89,7 @@ struct WorkerState {
   const c10::Device device;
   const std::string host;
   const MakeGroup make_group;
-  at::Generator generator;  // reseeded by each record that draws
+  at::Generator generator;  // a WorkerGenerator, set anew by each record that draws
 
   std::vector<SlotEntry> slots;
   std::vector<WorkerOperator> operators;
