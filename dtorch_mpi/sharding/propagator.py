@@ -50,6 +50,10 @@ _WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
 # Their means would weigh every shard the same.
 _NO_AVERAGE = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 
+# PyTorch's rules pass on what is not reduced yet; but a fill of each addend is no fill of their
+# sum, and a sum of reinterpreted bits means nothing.
+_NOT_BEFORE_REDUCING = {aten.fill_.Scalar, aten.view.dtype}
+
 _SQUEEZE = {
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
     aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims,
@@ -146,7 +150,7 @@ def _propagate_list(op, facts, args, kwargs, inputs, positions, outputs, mesh) -
 
 
 def _reads_sizes(op: OpOverload) -> bool:
-    return op not in OWN_RULES and not torch_rules.has_axis_rules(op)
+    return op not in OWN_RULES and torch_rules.reads_sizes(op)
 
 
 def _key(op, facts: OperatorFacts, args: list, kwargs: dict, mesh: DeviceMesh) -> tuple:
@@ -213,7 +217,11 @@ def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
         whole = tuple(None if o is None else Replicate() for o in outputs)
         return select_by_axis(call, [*rules, AxisRule(whole, (Replicate(),) * count)])
     if torch_rules.has_axis_rules(op):
-        return select_by_axis(call, torch_rules.axis_rules(op, args, kwargs, count))
+        return select_by_axis(
+            call,
+            torch_rules.axis_rules(op, args, kwargs, count),
+            torch_rules.axes_filter(op, args, kwargs, call.inputs),
+        )
     if torch_rules.has_mesh_rules(op):
         return _choose_for_mesh(op, args, kwargs, call, len(outputs))
     return None
@@ -342,7 +350,21 @@ def _misfit(op, args: list, call: Call, choice: Choice) -> str | None:
         isinstance(p, Shard) for placements in choice.inputs for p in placements
     ):
         return "its sizes are arguments"
+    if op in _NOT_BEFORE_REDUCING and any(isinstance(p, Partial) for p in choice.inputs[0]):
+        return "its input has to be reduced first"
+    if op is aten.gather.default and _cuts_unlike_sizes(call, choice, args[1]):
+        return "the index is shorter than the input in a sharded dim: their shards do not match"
     return None
+
+
+def _cuts_unlike_sizes(call: Call, choice: Choice, dim: int) -> bool:
+    source, index = (given.meta for given in call.inputs)
+    return any(
+        isinstance(p, Shard)
+        and p.dim != dim % source.ndim
+        and source.shape[p.dim] != index.shape[p.dim]
+        for p in choice.inputs[1]
+    )
 
 
 def _squeezes_shards(op, args: list, call: Call, choice: Choice) -> bool:

@@ -6,6 +6,7 @@ time, so the work grows with their number and not with its power.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,12 +50,20 @@ class Choice:
     outputs: list[Placements | None]
 
 
-def select_by_axis(call: Call, rules: list[AxisRule]) -> Choice | None:
-    """The cheapest rule of each axis, or None where an axis has none that is valid."""
+def select_by_axis(
+    call: Call,
+    rules: list[AxisRule],
+    accepts: Callable[[list[Placements]], bool] | None = None,
+) -> Choice | None:
+    """The cheapest rule of each axis, or None where an axis has none that is valid.
+
+    ``accepts`` tells whether placements of the inputs suit together. It is asked axis by axis, with
+    those not decided yet replicated.
+    """
     chosen = []
     current = [list(given.placements) for given in call.inputs]
     for axis in range(call.mesh.ndim):
-        rule = _select(call, current, axis, rules)
+        rule = _select(call, current, axis, rules, accepts)
         if rule is None:
             return None
         chosen.append(rule)
@@ -70,12 +79,22 @@ def select_by_axis(call: Call, rules: list[AxisRule]) -> Choice | None:
 
 
 def _select(
-    call: Call, current: list[list[Placement]], axis: int, rules: list[AxisRule]
+    call: Call,
+    current: list[list[Placement]],
+    axis: int,
+    rules: list[AxisRule],
+    accepts: Callable[[list[Placements]], bool] | None,
 ) -> AxisRule | None:
+    undecided = (Replicate(),) * (call.mesh.ndim - axis - 1)
     now = tuple(placements[axis] for placements in current)
     best, best_cost = None, (True, math.inf)
     for rule in rules:
         if not _is_valid(call, current, axis, rule, now):
+            continue
+        if accepts is not None and not accepts([
+            (*placements[:axis], wanted, *undecided)
+            for placements, wanted in zip(current, rule.inputs, strict=True)
+        ]):
             continue
         if rule.inputs == now:
             return rule
