@@ -11,9 +11,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from dtorch_mpi.sharding import torch_rules
 from dtorch_mpi.sharding.decompositions import decomposition_of
 from dtorch_mpi.sharding.fallback import replicate_everything
-from dtorch_mpi.sharding.layout import has_empty_shard, local_size_range, size_class
+from dtorch_mpi.sharding.layout import has_empty_shard, size_class
 from dtorch_mpi.sharding.lists import propagate_list
 from dtorch_mpi.sharding.local_check import check_local_shapes
+from dtorch_mpi.sharding.misfit import misfit
 from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
 from dtorch_mpi.sharding.rules import OWN_RULES
@@ -42,6 +43,7 @@ _EMPTY_SAFE = {
     aten.empty_like.default, aten.full_like.default, aten.new_zeros.default,
     aten.new_empty.default, aten.new_empty_strided.default, aten.zero_.default,
     aten.fill_.Scalar, aten._unsafe_view.default, aten.slice_backward.default,
+    aten.native_dropout.default, aten.native_dropout_backward.default,
     aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
 }
 
@@ -49,15 +51,6 @@ _WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
 
 # Their means would weigh every shard the same.
 _NO_AVERAGE = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
-
-# PyTorch's rules pass on what is not reduced yet; but a fill of each addend is no fill of their
-# sum, and a sum of reinterpreted bits means nothing.
-_NOT_BEFORE_REDUCING = {aten.fill_.Scalar, aten.view.dtype}
-
-_SQUEEZE = {
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
-    aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims,
-}
 
 
 def propagate(
@@ -150,7 +143,9 @@ def _propagate_list(op, facts, args, kwargs, inputs, positions, outputs, mesh) -
 
 
 def _reads_sizes(op: OpOverload) -> bool:
-    return op not in OWN_RULES and torch_rules.reads_sizes(op)
+    if op in OWN_RULES or torch.Tag.pointwise in op.tags:
+        return False
+    return torch_rules.reads_sizes(op)
 
 
 def _key(op, facts: OperatorFacts, args: list, kwargs: dict, mesh: DeviceMesh) -> tuple:
@@ -190,7 +185,7 @@ def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpShar
         choice = _choose(op, args, kwargs, call, outputs)
         if choice is not None:
             result = _described(facts, call, choice)
-            wrong = _misfit(op, args, call, choice) or check_local_shapes(
+            wrong = misfit(op, args, call, choice) or check_local_shapes(
                 op, facts, args, kwargs, inputs, result, outputs, mesh.shape
             )
             if wrong is None:
@@ -340,45 +335,3 @@ def _gathers(before: Placements, after: Placements) -> bool:
         isinstance(b, Shard) and isinstance(a, Replicate)
         for b, a in zip(before, after, strict=True)
     )
-
-
-def _misfit(op, args: list, call: Call, choice: Choice) -> str | None:
-    """Why a choice would run the operator on the wrong local arguments, if it would."""
-    if op in _SQUEEZE and _squeezes_shards(op, args, call, choice):
-        return "a sharded dim has one row on some worker, and squeeze would drop it"
-    if op is aten.native_group_norm.default and any(
-        isinstance(p, Shard) for placements in choice.inputs for p in placements
-    ):
-        return "its sizes are arguments"
-    if op in _NOT_BEFORE_REDUCING and any(isinstance(p, Partial) for p in choice.inputs[0]):
-        return "its input has to be reduced first"
-    if op is aten.gather.default and _cuts_unlike_sizes(call, choice, args[1]):
-        return "the index is shorter than the input in a sharded dim: their shards do not match"
-    return None
-
-
-def _cuts_unlike_sizes(call: Call, choice: Choice, dim: int) -> bool:
-    source, index = (given.meta for given in call.inputs)
-    return any(
-        isinstance(p, Shard)
-        and p.dim != dim % source.ndim
-        and source.shape[p.dim] != index.shape[p.dim]
-        for p in choice.inputs[1]
-    )
-
-
-def _squeezes_shards(op, args: list, call: Call, choice: Choice) -> bool:
-    meta = call.inputs[0].meta
-    dims = args[1] if len(args) > 1 else range(meta.ndim)
-    dims = {d % meta.ndim for d in (dims if isinstance(dims, (list, range)) else [dims])}
-    for dim in dims:
-        counts = tuple(
-            n
-            for n, p in zip(call.mesh.shape, choice.inputs[0], strict=True)
-            if isinstance(p, Shard) and p.dim == dim
-        )
-        size = meta.shape[dim]
-        low, high = local_size_range(size, counts)
-        if counts and size > 1 and low <= 1 <= high:
-            return True
-    return False
