@@ -18,7 +18,14 @@ from dtorch_mpi.sharding.misfit import misfit
 from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
 from dtorch_mpi.sharding.rules import OWN_RULES
-from dtorch_mpi.sharding.selection import AxisRule, Call, Choice, choice_cost, select_by_axis
+from dtorch_mpi.sharding.selection import (
+    AxisRule,
+    Call,
+    Choice,
+    choice_cost,
+    outputs_fit,
+    select_by_axis,
+)
 from dtorch_mpi.sharding.torch_rules import NoRuleError
 
 aten = torch.ops.aten
@@ -283,6 +290,14 @@ def _with_inputs_named(args: list, kwargs: dict, given: list[ShardedMeta]) -> di
 
 
 def _is_valid_for_mesh(op, call: Call, choice: Choice) -> bool:
+    if not all(outputs_fit(call, kinds) for kinds in _by_axis(choice.outputs, call.mesh.ndim)):
+        return False
+    if any(
+        isinstance(p, Shard) and p.dim >= given.meta.ndim
+        for given, wanted in zip(call.inputs, choice.inputs, strict=True)
+        for p in wanted
+    ):
+        return False
     for index in call.written:
         placements = call.inputs[index].placements
         if choice.inputs[index] != placements:
@@ -307,6 +322,10 @@ def _is_valid_for_mesh(op, call: Call, choice: Choice) -> bool:
         has_empty_shard(given.meta.shape, call.mesh.shape, wanted)
         for given, wanted in zip(call.inputs, choice.inputs, strict=True)
     )
+
+
+def _by_axis(outputs: list[Placements | None], ndim: int) -> list[tuple]:
+    return [tuple(None if p is None else p[axis] for p in outputs) for axis in range(ndim)]
 
 
 def _described(facts: OperatorFacts, call: Call, choice: Choice) -> OpSharding:

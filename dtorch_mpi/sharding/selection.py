@@ -126,9 +126,17 @@ def _is_valid(call, current, axis, rule, now) -> bool:
                 placements = [*current[index][:axis], wanted, *current[index][axis + 1 :]]
                 if has_empty_shard(given.meta.shape, call.mesh.shape, placements):
                     return False
-    return all(
+    return outputs_fit(call, rule.outputs) and all(
         source is None or output == rule.inputs[source]
         for source, output in zip(call.returned, rule.outputs, strict=True)
+    )
+
+
+def outputs_fit(call: Call, placements: tuple[Placement | None, ...]) -> bool:
+    """Whether each output has the dim that it would be cut along: not all rules look."""
+    return len(placements) == len(call.outputs) and all(
+        not isinstance(placement, Shard) or made is not None and placement.dim < made.ndim
+        for placement, made in zip(placements, call.outputs, strict=True)
     )
 
 

@@ -1,0 +1,236 @@
+"""PyTorch's own operator database as cases: an operator, a sample, placements of its tensors.
+
+The oracle is plain PyTorch on the CPU. A case is right where every output and gradient has the
+oracle's type, sizes and values.
+"""
+
+import copy
+import itertools
+import random
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+# Their values are whatever was in memory.
+UNINITIALIZED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+    "resize_", "resize_as_",
+}
+# Their values come from the generator, whose numbers on `dtorch` are not the CPU's.
+RANDOM = {
+    "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
+    "uniform", "rand_like", "randint", "randint_like", "randn", "randn_like",
+    "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
+    "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout",
+    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
+    "nn.functional.multi_head_attention_forward", "nn.functional.rrelu",
+    "nn.functional.scaled_dot_product_attention", "pca_lowrank", "svd_lowrank",
+}
+
+
+@dataclass
+class Outcome:
+    """What came of one case: 'right', 'wrong', 'error' or 'refused' (the oracle raised too)."""
+
+    kind: str
+    detail: str = ""
+
+
+def name_of(op):
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+
+
+def operators(dtype):
+    return [op for op in op_db if dtype in op.supported_dtypes("cpu")]
+
+
+def samples(op, dtype, count, requires_grad=False):
+    """The first `count` samples, the same ones in every process."""
+    torch.manual_seed(0)
+    random.seed(0)
+    grad = requires_grad and op.supports_autograd
+    found = op.sample_inputs("cpu", dtype, requires_grad=grad)
+    return list(itertools.islice(found, count))
+
+
+def arguments_of(sample):
+    return tree_flatten(((sample.input, *sample.args), sample.kwargs))
+
+
+def placements_for_mesh(tensor):
+    """The layout of a 2 x 2 mesh: matrices cut both ways, vectors one way."""
+    if tensor.ndim >= 2:
+        return [Shard(0), Shard(tensor.ndim - 1)]
+    return [Shard(0), Replicate()] if tensor.ndim == 1 else [Replicate(), Replicate()]
+
+
+def combinations(leaves, count, most, uneven):
+    """Placements on one axis of `count` workers, as PyTorch's DTensorConverter has them.
+
+    uneven: dims that the axis does not divide are cut too. At most `most`, spread evenly.
+    """
+    choices = []
+    for tensor in leaves:
+        found = [Replicate()]
+        if uneven or tensor.dtype != torch.bool:
+            found += [
+                Shard(dim) for dim, size in enumerate(tensor.shape)
+                if size > 1 and (uneven or size % count == 0)
+            ]
+        choices.append(found)
+    total = 1
+    for found in choices:
+        total *= len(found)
+    for index in sorted({round(k * (total - 1) / max(most - 1, 1)) for k in range(most)}):
+        row = []
+        for found in choices:
+            index, which = divmod(index, len(found))
+            row.append([found[which]])
+        yield row
+
+
+def is_strided(value):
+    return not isinstance(value, torch.Tensor) or value.layout == torch.strided
+
+
+def layouts_of(sample, layout):
+    """The rows of placements, one for each tensor of the sample, that a layout tries."""
+    tensors = [leaf for leaf in arguments_of(sample)[0] if isinstance(leaf, torch.Tensor)]
+    if layout == "device":
+        return [[None] * len(tensors)]
+    if layout == "mesh":
+        return [[placements_for_mesh(tensor) for tensor in tensors]]
+    if layout == "each":
+        return list(combinations(tensors, 4, 24, False))
+    return list(combinations(tensors, 3, 6, True))
+
+
+def placed(sample, row, place):
+    """The sample's arguments, its tensors as `place(tensor, placements)` gives them."""
+    leaves, structure = arguments_of(sample)
+    supply = iter(row)
+
+    def convert(leaf):
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        made = place(leaf.detach(), next(supply))
+        return made.requires_grad_() if leaf.requires_grad else made
+
+    (positional, keywords) = tree_unflatten([convert(leaf) for leaf in leaves], structure)
+    return list(positional), keywords
+
+
+def cotangent(tensor):
+    """A gradient of the output that no two elements share."""
+    ramp = torch.linspace(0.5, 1.5, max(tensor.numel(), 1), dtype=torch.float64)
+    return ramp[: tensor.numel()].view(tensor.shape).to(tensor.dtype)
+
+
+def run(op, sample, arguments, kind, read):
+    """[results] of one kind of call, as CPU tensors. kind: forward, backward, inplace, out."""
+    positional, keywords = arguments
+    torch.manual_seed(1)
+    random.seed(1)
+    if kind == "inplace":
+        made = op.inplace_variant(*positional, **keywords)
+        return tree_map(read, [made, positional[0]])
+    if kind == "out":
+        whole = op(*positional, **keywords)
+        empty = tree_map(lambda t: torch.full_like(t, 0), whole)
+        op(*positional, **keywords, out=empty)
+        return tree_map(read, [whole, empty])
+    made = op(*positional, **keywords)
+    results = [tree_map(read, made)]
+    if kind == "backward":
+        outputs = [
+            leaf for leaf in tree_leaves(sample.output_process_fn_grad(made))
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+        wanted = [
+            leaf for leaf in tree_leaves((positional, keywords))
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+        if outputs and wanted:
+            given = [cotangent(out).to(out.device) for out in outputs]
+            grads = torch.autograd.grad(outputs, wanted, given, allow_unused=True)
+            results.append(tree_map(read, list(grads)))
+    return results
+
+
+def difference(expected, actual, op):
+    """What is wrong with the results, or an empty text."""
+    mine, theirs = tree_leaves(actual), tree_leaves(expected)
+    if len(mine) != len(theirs):
+        return f"{len(mine)} results, expected {len(theirs)}"
+    for index, (found, wanted) in enumerate(zip(mine, theirs, strict=True)):
+        if not isinstance(wanted, torch.Tensor):
+            if not isinstance(found, torch.Tensor) and not _same_number(found, wanted):
+                return f"result {index} is {found!r}, expected {wanted!r}"
+            continue
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            return (f"result {index} is {found.dtype} {tuple(found.shape)}, expected "
+                    f"{wanted.dtype} {tuple(wanted.shape)}")
+        if op.name in UNINITIALIZED or op.name in RANDOM and not op.name.startswith("nn.f"):
+            continue
+        scale = _scale(wanted)
+        rtol, atol = (1e-2, 1e-2) if wanted.dtype in (torch.bfloat16, torch.half) else (1e-4, 1e-5)
+        try:
+            torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol * scale,
+                                       equal_nan=True)
+        except AssertionError as error:
+            return f"result {index}: {str(error).splitlines()[0]} {_short(found, wanted)}"
+    return ""
+
+
+def _same_number(found, wanted):
+    return found == wanted or (found != found and wanted != wanted)
+
+
+def _scale(tensor):
+    if not tensor.is_floating_point() and not tensor.is_complex() or not tensor.numel():
+        return 1.0
+    finite = tensor[torch.isfinite(tensor)].abs()
+    return max(1.0, float(finite.max())) if finite.numel() else 1.0
+
+
+def _short(found, wanted):
+    first, second = str(found.flatten()[:4].tolist()), str(wanted.flatten()[:4].tolist())
+    return f"got {first[:60]} expected {second[:60]}"
+
+
+def cases(op, dtype, kind, count):
+    """(sample, oracle's results) of the samples that plain PyTorch runs."""
+    for sample in samples(op, dtype, count, kind == "backward"):
+        leaves = arguments_of(sample)[0]
+        if not all(map(is_strided, leaves)):
+            continue
+        arguments = placed(sample, itertools.repeat(None), lambda tensor, _: tensor.clone())
+        if kind == "inplace" and arguments[0][0].requires_grad:
+            continue
+        try:
+            expected = run(op, sample, arguments, kind, _detached)
+        except Exception:
+            continue
+        if all(map(is_strided, tree_leaves(expected))):
+            yield sample, copy.deepcopy(expected)
+
+
+def _detached(value):
+    return value.detach().clone().resolve_conj().resolve_neg() \
+        if isinstance(value, torch.Tensor) else value
+
+
+def attempt(op, sample, expected, arguments, kind, read):
+    """The outcome of one case: the arguments are where they are to run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            actual = run(op, sample, arguments, kind, read)
+        except Exception as error:
+            return Outcome("error", f"{type(error).__name__}: {str(error)[:400]}")
+    wrong = difference(expected, actual, op)
+    return Outcome("wrong", wrong) if wrong else Outcome("right")
