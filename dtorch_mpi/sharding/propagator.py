@@ -14,9 +14,10 @@ from dtorch_mpi.sharding import torch_rules
 from dtorch_mpi.sharding.decompositions import decomposition_of
 from dtorch_mpi.sharding.fallback import replicate_everything
 from dtorch_mpi.sharding.formulas import broadcast_rules
-from dtorch_mpi.sharding.layout import has_empty_shard, local_size_range, size_class
+from dtorch_mpi.sharding.layout import has_empty_shard, size_class
 from dtorch_mpi.sharding.lists import propagate_list
 from dtorch_mpi.sharding.local_check import check_local_shapes
+from dtorch_mpi.sharding.misfit import misfit
 from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
 from dtorch_mpi.sharding.own_rules import OWN_RULES, VIEW_OF
@@ -54,6 +55,7 @@ _EMPTY_SAFE = {
     aten.empty_like.default, aten.full_like.default, aten.new_zeros.default,
     aten.new_empty.default, aten.new_empty_strided.default, aten.zero_.default,
     aten.fill_.Scalar, aten._unsafe_view.default, aten.slice_backward.default,
+    aten.native_dropout.default, aten.native_dropout_backward.default,
     aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
     *RANDOM_OPERATORS, *ROW_OPERATORS,
 }
@@ -65,11 +67,6 @@ _WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
 
 # Their means would weigh every shard the same.
 _NO_AVERAGE = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
-
-_SQUEEZE = {
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
-    aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims,
-}
 
 
 def propagate(
@@ -162,7 +159,9 @@ def _propagate_list(op, facts, args, kwargs, inputs, positions, outputs, mesh) -
 
 
 def _reads_sizes(op: OpOverload) -> bool:
-    return op not in OWN_RULES and not torch_rules.has_axis_rules(op)
+    if op in OWN_RULES or torch.Tag.pointwise in op.tags:
+        return False
+    return torch_rules.reads_sizes(op)
 
 
 def _key(op, facts: OperatorFacts, args: list, kwargs: dict, mesh: DeviceMesh) -> tuple:
@@ -221,7 +220,7 @@ def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpShar
         if choice is None:
             continue
         result = _described(facts, call, choice)
-        wrong = _misfit(op, args, call, choice) or check_local_shapes(
+        wrong = misfit(op, args, call, choice) or check_local_shapes(
             op, facts, args, kwargs, inputs, result, outputs, mesh.shape
         )
         if wrong is not None:
@@ -304,7 +303,10 @@ def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
         whole = tuple(None if o is None else Replicate() for o in outputs)
         return select(call, [*rules, AxisRule(whole, (Replicate(),) * count)])
     if torch_rules.has_axis_rules(op):
-        return select(call, torch_rules.axis_rules(op, args, kwargs, count))
+        return select(
+            call, torch_rules.axis_rules(op, args, kwargs, count),
+            torch_rules.axes_filter(op, args, kwargs, call.inputs),
+        )
     # PyTorch's rule for views does not end where a size is 0 (torch 2.13); nothing has to be moved
     # to replicate no elements.
     if torch_rules.has_mesh_rules(op) and not any(0 in given.meta.shape for given in call.inputs):
@@ -426,31 +428,3 @@ def _described(facts: OperatorFacts, call: Call, choice: Choice) -> OpSharding:
         fallback=bool(gathered),
         reason=f"gathers input {gathered[0]}" if gathered else "",
     )
-
-
-def _misfit(op, args: list, call: Call, choice: Choice) -> str | None:
-    """Why a choice would run the operator on the wrong local arguments, if it would."""
-    if op in _SQUEEZE and _squeezes_shards(op, args, call, choice):
-        return "a sharded dim has one row on some worker, and squeeze would drop it"
-    if op is aten.native_group_norm.default and any(
-        isinstance(p, Shard) for placements in choice.inputs for p in placements
-    ):
-        return "its sizes are arguments"
-    return None
-
-
-def _squeezes_shards(op, args: list, call: Call, choice: Choice) -> bool:
-    meta = call.inputs[0].meta
-    dims = args[1] if len(args) > 1 else range(meta.ndim)
-    dims = {d % meta.ndim for d in (dims if isinstance(dims, (list, range)) else [dims])}
-    for dim in dims:
-        counts = tuple(
-            n
-            for n, p in zip(call.mesh.shape, choice.inputs[0], strict=True)
-            if isinstance(p, Shard) and p.dim == dim
-        )
-        size = meta.shape[dim]
-        low, high = local_size_range(size, counts)
-        if counts and size > 1 and low <= 1 <= high:
-            return True
-    return False

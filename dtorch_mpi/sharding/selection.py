@@ -7,7 +7,7 @@ time, so the work grows with their number and not with its power.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,15 +54,19 @@ class Choice:
     outputs: list[Placements | None]
 
 
-def select(call: Call, rules: list[AxisRule]) -> Choice | None:
+Accepts = Callable[[list[Placements]], bool]
+
+
+def select(call: Call, rules: list[AxisRule], accepts: Accepts | None = None) -> Choice | None:
     """The cheapest rule of each axis; where that gathers an input, what avoids it if that pays.
 
-    None where an axis has no rule that is valid.
+    None where an axis has no rule that is valid. ``accepts`` tells whether placements of the
+    inputs suit together. It is asked axis by axis, with those not decided yet replicated.
     """
-    choice = select_by_axis(call, rules)
+    choice = select_by_axis(call, rules, accepts)
     if choice is not None and not gathered_inputs(call, choice):
         return choice
-    other = _select_without_gathering(call, rules)
+    other = _select_without_gathering(call, rules, accepts)
     if choice is None or other is None:
         return other or choice
     limit = _total_cost(call, choice) + sum(
@@ -97,7 +101,9 @@ def gathered_inputs(call: Call, choice: Choice) -> list[int]:
     ]
 
 
-def _select_without_gathering(call: Call, rules: list[AxisRule]) -> Choice | None:
+def _select_without_gathering(
+    call: Call, rules: list[AxisRule], accepts: Accepts | None
+) -> Choice | None:
     """The cheapest of all combinations of rules that gathers no input."""
     placements = [list(given.placements) for given in call.inputs]
     valid = []
@@ -111,6 +117,8 @@ def _select_without_gathering(call: Call, rules: list[AxisRule]) -> Choice | Non
         if _mixes_reductions(chosen):
             continue
         choice = _joined(chosen)
+        if accepts is not None and not accepts(choice.inputs):
+            continue
         if any(
             not call.allows_empty
             and has_empty_shard(given.meta.shape, call.mesh.shape, wanted)
@@ -146,12 +154,14 @@ def _num_bytes(meta: torch.Tensor) -> int:
     return meta.numel() * meta.element_size()
 
 
-def select_by_axis(call: Call, rules: list[AxisRule]) -> Choice | None:
+def select_by_axis(
+    call: Call, rules: list[AxisRule], accepts: Accepts | None = None
+) -> Choice | None:
     """The cheapest rule of each axis, or None where an axis has none that is valid."""
     chosen = []
     current = [list(given.placements) for given in call.inputs]
     for axis in range(call.mesh.ndim):
-        rule = _select(call, current, axis, rules)
+        rule = _select(call, current, axis, rules, accepts)
         if rule is None:
             return None
         chosen.append(rule)
@@ -163,12 +173,22 @@ def select_by_axis(call: Call, rules: list[AxisRule]) -> Choice | None:
 
 
 def _select(
-    call: Call, current: list[list[Placement]], axis: int, rules: list[AxisRule]
+    call: Call,
+    current: list[list[Placement]],
+    axis: int,
+    rules: list[AxisRule],
+    accepts: Callable[[list[Placements]], bool] | None,
 ) -> AxisRule | None:
+    undecided = (Replicate(),) * (call.mesh.ndim - axis - 1)
     now = tuple(placements[axis] for placements in current)
     best, best_cost = None, (True, math.inf)
     for rule in rules:
         if not _is_valid(call, current, axis, rule, now):
+            continue
+        if accepts is not None and not accepts([
+            (*placements[:axis], wanted, *undecided)
+            for placements, wanted in zip(current, rule.inputs, strict=True)
+        ]):
             continue
         if rule.inputs == now:
             return rule

@@ -2,6 +2,7 @@
 
 #include "capture/sharded_decompositions.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
