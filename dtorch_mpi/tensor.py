@@ -69,18 +69,19 @@ class _Redistribute(torch.autograd.Function):
 
 
 def _move(tensor, number):
+    tensor = tensor.detach()
     before = _core.sharding(tensor)
     if before == number:
-        return tensor.detach()
+        return tensor
     if number == 0:
         mesh, _ = sharding_of(before)
         number = sharding_number(mesh, None)
         if number == before:
-            return tensor.detach()
+            return tensor
     if before == 0:
         mesh, _ = sharding_of(number)
         before = sharding_number(mesh, None)
-    return _core.redistribute(tensor.detach(), before, number)
+    return _core.redistribute(tensor, before, number)
 
 
 def redistribute(tensor, mesh=None, placements=None):

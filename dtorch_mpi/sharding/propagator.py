@@ -307,9 +307,7 @@ def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
             call, torch_rules.axis_rules(op, args, kwargs, count),
             torch_rules.axes_filter(op, args, kwargs, call.inputs),
         )
-    # PyTorch's rule for views does not end where a size is 0 (torch 2.13); nothing has to be moved
-    # to replicate no elements.
-    if torch_rules.has_mesh_rules(op) and not any(0 in given.meta.shape for given in call.inputs):
+    if torch_rules.has_mesh_rules(op):
         return _choose_for_mesh(op, args, kwargs, call, len(outputs))
     return None
 
