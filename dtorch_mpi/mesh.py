@@ -84,6 +84,9 @@ def sharding_number(mesh, placements):
     key = (number_of_mesh, packed)
     number = _shardings.get(key)
     if number is None:
+        # The one that every worker has whole is always there: tensors can be laid out so.
+        if not all(isinstance(placement, Replicate) for placement in placements):
+            sharding_number(mesh, None)
         number = _shardings[key] = len(_shardings) + 1
         _sharding_of[number] = (_mesh_of[number_of_mesh], placements)
         _sharding.define_sharding(number, number_of_mesh, list(packed))

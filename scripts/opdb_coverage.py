@@ -5,8 +5,15 @@
 
 Layouts: `device`, one worker; `mesh`, a 2 x 2 mesh of four workers; `each`, one axis of four, the
 placements that PyTorch's DTensorConverter enumerates, at most 24 a sample; `uneven`, one axis of
-three. An operator is right where all its cases are. Parts run in processes of their own, so that
-one that dies or hangs costs one operator, and is counted as an error.
+three. An operator is right where all its cases are.
+
+Kinds: `forward`, `backward` (gradients too), `inplace`, `out` (written to tensors of the right size
+and of none), and `errors`: of what PyTorch's database knows to be mistakes, counted one by one,
+`right` raises PyTorch's text at the user's line, `wrong` another text, `error` nothing at that line
+(what depends on values, such as an index, is told at the next read).
+
+Parts run in processes of their own, so that one that dies or hangs costs one operator, and is
+counted as an error.
 """
 
 import argparse
@@ -27,7 +34,7 @@ KEPT = 3  # faults that are shown of one operator
 
 
 def dtorch_places(layout):
-    """(place, read, fallbacks so far) on the dtorch device."""
+    """(place, read, fallbacks so far, settle) on the dtorch device."""
     import torch
 
     import dtorch_mpi as dt
@@ -36,9 +43,9 @@ def dtorch_places(layout):
     mesh = None if layout == "device" else dt.init_device_mesh(MESHES[layout])
 
     def place(tensor, placements):
-        if placements is None:
+        if mesh is None or placements is None:
             return tensor.clone().to("dtorch")
-        return dt.distribute_tensor(tensor.clone(), mesh, placements)
+        return dt.distribute_tensor(tensor.clone(), mesh, placements[: mesh.ndim])
 
     def read(value):
         return value.detach().cpu() if isinstance(value, torch.Tensor) else value
@@ -46,7 +53,14 @@ def dtorch_places(layout):
     def fallbacks():
         return sum(times for _, _, times in dt.debug.fallbacks())
 
-    return place, read, fallbacks
+    def settle():
+        try:
+            dt.sync()
+        except dt.WorkerError:
+            return True
+        return False
+
+    return place, read, fallbacks, settle
 
 
 def dtensor_places(layout):
@@ -62,7 +76,7 @@ def dtensor_places(layout):
     mesh = dist.init_device_mesh("cpu", MESHES[layout])
 
     def place(tensor, placements):
-        return distribute_tensor(tensor.clone(), mesh, placements)
+        return distribute_tensor(tensor.clone(), mesh, placements[: mesh.ndim])
 
     def read(value):
         if isinstance(value, DTensor):
@@ -71,7 +85,7 @@ def dtensor_places(layout):
             value = value.reconcile()
         return value.detach() if isinstance(value, torch.Tensor) else value
 
-    return place, read, lambda: 0
+    return place, read, lambda: 0, lambda: False
 
 
 def serve(arguments):
@@ -80,6 +94,7 @@ def serve(arguments):
     from opdb_cases import (
         COMPUTING,
         attempt,
+        attempt_error,
         cases,
         layouts_of,
         name_of,
@@ -90,8 +105,9 @@ def serve(arguments):
 
     dtype = getattr(torch, arguments.dtype)
     layout, kind = arguments.layouts, arguments.kinds
-    found = {name_of(op): op for op in operators(dtype)}
-    place, read, fallbacks = (dtensor_places if arguments.dtensor else dtorch_places)(layout)
+    found = {name_of(op): op for op in operators(dtype, kind)}
+    places = dtensor_places if arguments.dtensor else dtorch_places
+    place, read, fallbacks, settle = places(layout)
     print(json.dumps({"ready": sorted(found)}), flush=True)
     for line in sys.stdin:
         op = found[line.strip()]
@@ -104,16 +120,19 @@ def serve(arguments):
                 values = "any"
                 if layout != "device" and not arguments.dtensor:
                     values = "close" if op.name in COMPUTING else "equal"
-                    plain = placed(sample, itertools.repeat(None), place)
-                    expected = run(op, sample, plain, kind, read)
+                    plain = placed(sample, itertools.repeat(None), place, "dtorch")
+                    expected = run(op, sample, plain, kind, read, place)
             for row in layouts_of(sample, layout):
                 try:
-                    given = placed(sample, row, place)
+                    given = placed(sample, row, place, None if arguments.dtensor else "dtorch")
                 except Exception as error:
                     outcomes["error"] += 1
                     faults.append(f"placing {row}: {error}")
                     continue
-                outcome = attempt(op, sample, expected, given, kind, read, values)
+                if kind == "errors":
+                    outcome = attempt_error(op, expected, given, settle)
+                else:
+                    outcome = attempt(op, sample, expected, given, kind, read, place, values)
                 outcomes[outcome.kind] += 1
                 if outcome.kind != "right" and len(faults) < KEPT:
                     faults.append(f"{outcome.kind} {row}: {outcome.detail}")
@@ -179,7 +198,7 @@ class Server:
 
 def verdict(answer):
     """'right', 'wrong' or 'error' for one operator; None where there was nothing to try."""
-    for kind in ("wrong", "error", "right"):
+    for kind in ("wrong", "error", "late", "right"):
         if answer["cases"].get(kind):
             return kind
     return None
@@ -201,13 +220,17 @@ def sweep(arguments, layout, kind, dtensor):
     for name in names:
         answer = server.run(name)
         answers.append(answer)
-        if arguments.verbose and verdict(answer) in ("wrong", "error"):
+        if arguments.verbose and verdict(answer) in ("wrong", "error", "late"):
             print(f"  {name}: {answer['cases']} {answer['faults'][0][:300]}", flush=True)
     server.stop()
     return answers
 
 
-def summary(answers):
+def summary(answers, kind):
+    if kind == "errors":
+        cases = sum((Counter(answer["cases"]) for answer in answers), Counter())
+        return {"tried": cases.total(), "right": cases["right"], "wrong": cases["wrong"],
+                "error": cases["error"] + cases["late"], "fallbacks": 0}
     verdicts = Counter(verdict(answer) for answer in answers)
     return {
         "tried": len(answers) - verdicts[None], "right": verdicts["right"],
@@ -240,12 +263,13 @@ def main():
                 if who == "DTensor" and layout == "device":
                     continue
                 answers = sweep(arguments, layout, kind, who == "DTensor")
-                counts = summary(answers)
+                counts = summary(answers, kind)
                 recorded[f"{who} {layout} {kind}"] = answers
                 print("{:8}{:8}{:10}{:7}{:7}{:7}{:7}{:11}".format(
                     who, layout, kind, *counts.values()), flush=True)
                 for name, value in counts.items():
-                    print(f"{who}.{layout}.{kind}.{name}={value} operators", flush=True)
+                    unit = "mistakes" if kind == "errors" else "operators"
+                    print(f"{who}.{layout}.{kind}.{name}={value} {unit}", flush=True)
     if arguments.record:
         Path(arguments.record).write_text(json.dumps(recorded, indent=1))
     return 0

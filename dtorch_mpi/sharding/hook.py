@@ -12,6 +12,7 @@ from ..mesh import mesh_number, sharding_number, sharding_of
 from .decompositions import NATIVE
 from .decompositions_norm import MEASURED
 from .op_sharding import OpSharding, ShardedMeta
+from .operator_facts import facts_of
 
 aten = torch.ops.aten
 # Operators whose meta kernels give the right sizes, though not the right strides or dtypes.
@@ -114,13 +115,15 @@ def _differs(mesh, before, after):
 
 
 def _written(op, values, inputs):
-    """{input: placements} of the inputs that the operator writes to."""
+    """{input: placements} of the inputs that the operator writes to, said by its schema or not."""
+    facts = facts_of(op)
+    names = {facts.names[position] for position in facts.written}
     written, index = {}, 0
     for argument, value in zip(op._schema.arguments, values, strict=True):
         for element in value if isinstance(value, list) else [value]:
             if not isinstance(element, tuple):
                 continue
-            if argument.alias_info is not None and argument.alias_info.is_write:
+            if argument.name in names:
                 written[index] = inputs[index][1].placements
             index += 1
     return written

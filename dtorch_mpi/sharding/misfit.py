@@ -13,6 +13,10 @@ from dtorch_mpi.sharding.selection import Call, Choice
 
 aten = torch.ops.aten
 
+_INDEX_PUT = {
+    aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
+    aten._unsafe_index_put.default,
+}
 _SQUEEZE = {
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
     aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims,
@@ -43,10 +47,12 @@ def misfit(op: OpOverload, args: list, call: Call, choice: Choice) -> str | None
     # With 2.11 the weight, after grad, input, mean and rstd, is taken as it lies.
     if op is aten.native_layer_norm_backward.default and _has(Shard, inputs[4:]):
         return "its weight has to be whole"
+    if op in _INDEX_PUT and _has_mask(args) and _has((Shard, Partial), inputs):
+        return "a mask takes the place of as many dims as it has, which the rule does not see"
     return None
 
 
-def _has(kind: type[Placement], tensors: list[Placements | None]) -> bool:
+def _has(kind: type[Placement] | tuple[type, ...], tensors: list[Placements | None]) -> bool:
     return any(isinstance(p, kind) for placements in tensors for p in placements or ())
 
 
@@ -57,6 +63,13 @@ def _cuts_unlike_sizes(dim: int, call: Call, choice: Choice) -> bool:
         and p.dim != dim % source.ndim
         and source.shape[p.dim] != index.shape[p.dim]
         for p in choice.inputs[1]
+    )
+
+
+def _has_mask(args: list) -> bool:
+    return any(
+        isinstance(index, ShardedMeta) and index.meta.dtype in (torch.bool, torch.uint8)
+        for index in args[1]
     )
 
 

@@ -228,10 +228,20 @@ def _is_valid(call, current, axis, rule, now, alone=True) -> bool:
 
 
 def outputs_fit(call: Call, placements: tuple[Placement | None, ...]) -> bool:
-    """Whether each output has the dim that it would be cut along: not all rules look."""
+    """Whether each output has the dim that it would be cut along, and numbers that can be reduced
+    as it says: not all rules look."""
     return len(placements) == len(call.outputs) and all(
-        not isinstance(placement, Shard) or made is not None and placement.dim < made.ndim
+        made is not None and placement.dim < made.ndim if isinstance(placement, Shard)
+        else not _reduces_complex(placement, made)
         for placement, made in zip(placements, call.outputs, strict=True)
+    )
+
+
+def _reduces_complex(placement: Placement | None, made: torch.Tensor | None) -> bool:
+    # Collectives of complex numbers add.
+    return (
+        isinstance(placement, Partial) and placement.reduce_op not in ("sum", "avg")
+        and made is not None and made.dtype.is_complex
     )
 
 

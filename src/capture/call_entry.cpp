@@ -20,9 +20,13 @@ ska::flat_hash_map<uint64_t, std::unique_ptr<CallEntry>>& entries() {
   return *map;
 }
 
+// What the stand-ins hold. Zeros are good indices; ones are good divisors and weights.
+enum class Fill { kZeros, kOnes };
+
 // A stand-in for a distributed tensor, with the same metadata and no useful memory.
 at::Tensor stand_in(const at::Tensor& tensor, c10::Device device, const OperatorInfo& info,
-                    bool written) {
+                    bool written, Fill fill) {
+  const double value = fill == Fill::kOnes ? 1 : 0;
   auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(device);
   at::Tensor result;
   if (device.is_meta()) {
@@ -31,16 +35,14 @@ at::Tensor stand_in(const at::Tensor& tensor, c10::Device device, const Operator
         ? at::empty({int64_t{1} << 48}, options).as_strided(tensor.sizes(), tensor.strides())
         : at::empty_strided(tensor.sizes(), tensor.strides(), options);
   } else if (written) {
-    result = at::empty_strided(tensor.sizes(), tensor.strides(), options).zero_();
+    result = at::empty_strided(tensor.sizes(), tensor.strides(), options).fill_(value);
   } else if (info.views) {
     // Which views exist depends on the strides; their kernels touch no memory.
     result = at::empty_strided(tensor.sizes(), tensor.strides(), options);
   } else if (tensor.numel() <= kMostRealElements) {
-    // Weights of a sample that are all zero are refused.
-    const int value = info.name == "aten::multinomial" ? 1 : 0;
     result = at::empty_strided(tensor.sizes(), tensor.strides(), options).fill_(value);
   } else {
-    result = at::empty({1}, options).zero_().as_strided(
+    result = at::empty({1}, options).fill_(value).as_strided(
         tensor.sizes(), c10::SmallVector<int64_t, 6>(tensor.dim(), 0));
   }
   if (tensor.is_conj()) result._set_conj(true);
@@ -48,11 +50,12 @@ at::Tensor stand_in(const at::Tensor& tensor, c10::Device device, const Operator
   return result;
 }
 
-Stack stand_ins(const OperatorInfo& info, const c10::IValue* arguments, c10::Device device) {
+Stack stand_ins(const OperatorInfo& info, const c10::IValue* arguments, c10::Device device,
+                Fill fill = Fill::kZeros) {
   Stack stack;
   stack.reserve(info.arguments.size());
   const auto replace = [&](const at::Tensor& tensor, bool written) {
-    return on_workers(tensor) ? stand_in(tensor, device, info, written) : tensor;
+    return on_workers(tensor) ? stand_in(tensor, device, info, written, fill) : tensor;
   };
   for (size_t a = 0; a < info.arguments.size(); ++a) {
     const auto& value = arguments[a];
@@ -80,6 +83,25 @@ Stack stand_ins(const OperatorInfo& info, const c10::IValue* arguments, c10::Dev
     }
   }
   return stack;
+}
+
+// Which of the written arguments their stand-ins have outgrown.
+void find_resized(const OperatorInfo& info, const c10::IValue* arguments, const Stack& stand_ins,
+                  Resized* resized) {
+  const auto compare = [&](const at::Tensor& tensor, const at::Tensor& stand_in) {
+    if (on_workers(tensor) && tensor.sizes() != stand_in.sizes()) {
+      resized->emplace_back(tensor, stand_in.sizes().vec());
+    }
+  };
+  for (size_t a = 0; a < info.arguments.size(); ++a) {
+    if (!info.arguments[a].written) continue;
+    if (arguments[a].isTensor()) {
+      compare(arguments[a].toTensor(), stand_ins[a].toTensor());
+    } else if (arguments[a].isTensorList()) {
+      const auto tensors = arguments[a].toTensorVector(), others = stand_ins[a].toTensorVector();
+      for (size_t i = 0; i < tensors.size(); ++i) compare(tensors[i], others[i]);
+    }
+  }
 }
 
 // The meta kernels give a norm's statistics another dtype than the CPU's kernels: those keep
@@ -160,8 +182,16 @@ void check_on_host(const OperatorInfo& info, const c10::IValue* arguments) {
   }
   c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
-  Stack stack = stand_ins(info, arguments, c10::kCPU);
-  info.handle.callBoxed(stack);
+  const bool weighs = info.name == "aten::multinomial";
+  Stack stack = stand_ins(info, arguments, c10::kCPU, weighs ? Fill::kOnes : Fill::kZeros);
+  try {
+    info.handle.callBoxed(stack);
+  } catch (const std::exception& error) {
+    // Integers by the stand-in's zero: the divisor's values are not known here.
+    if (std::string_view(error.what()).find("ZeroDivisionError") == std::string_view::npos) throw;
+    stack = stand_ins(info, arguments, c10::kCPU, Fill::kOnes);
+    info.handle.callBoxed(stack);
+  }
 }
 
 void check_bounds(const OperatorInfo& info, const c10::IValue* arguments) {
@@ -202,10 +232,12 @@ size_t num_entries() { return entries().size(); }
 
 void forget_entries() { entries().clear(); }
 
-bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry) {
+bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry,
+                   Resized* resized) {
   c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   Stack stack = stand_ins(info, arguments, c10::kMeta);
+  const Stack called_with = info.writes ? stack : Stack();
   try {
     if (info.takes_host_indices && has_mask(info, arguments)) {
       // Only index_put's come here. Where they write depends on the data; the shape does not.
@@ -221,6 +253,7 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
     check_on_host(info, arguments);
     return false;
   }
+  if (info.writes) find_resized(info, arguments, called_with, resized);
   set_norm_dtypes(info, stand_ins(info, arguments, c10::kMeta), &stack);
   const Stack given = stand_ins(info, arguments, c10::kMeta);
   entry->outputs.resize(info.returns.size());

@@ -96,7 +96,10 @@ bool has_mask(const OperatorInfo& info, const c10::IValue* arguments);
 
 // Works an entry out with PyTorch's meta kernels; raises what PyTorch raises on the CPU for
 // arguments it does not take. Returns false where only a worker can tell.
-bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry);
+// resized: the written arguments to which the operator gives other sizes, with these.
+using Resized = std::vector<std::pair<at::Tensor, std::vector<int64_t>>>;
+bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry,
+                   Resized* resized);
 // Raises PyTorch's error if its CPU kernel does not take arguments of this metadata.
 void check_on_host(const OperatorInfo& info, const c10::IValue* arguments);
 // The same for the numbers that a random operator takes, which are not in the key: at each call.

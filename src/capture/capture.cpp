@@ -5,6 +5,7 @@
 
 #include <torch/library.h>
 
+#include "capture/aliases.h"
 #include "capture/call_site.h"
 #include "capture/python_hooks.h"
 #include "capture/record_queue.h"
@@ -30,11 +31,12 @@ void define_operator(RecordQueue& queue, OperatorInfo& info) {
 void emit_redistribute(RecordQueue& queue, uint32_t input, uint32_t output,
                        const at::Tensor& tensor, uint32_t from, uint32_t to, bool into,
                        uint32_t site) {
-  Writer writer = queue.reserve(kHeaderWords + 8 + 2 * tensor.dim());
+  Writer writer = queue.reserve(kHeaderWords + 10 + 4 * tensor.dim());
   writer.begin(Kind::kRedistribute, into, input, site);
   writer.tag(Tag::kOutput, output);
   writer.int_value(static_cast<int64_t>(tensor.scalar_type()));
   writer.int_list(tensor.sizes());
+  writer.int_list(tensor.strides());
   writer.word(from);
   writer.word(to);
   queue.commit(writer.end());
@@ -56,8 +58,9 @@ void upload_indices(const OperatorInfo& info, c10::IValue* arguments) {
   }
 }
 
-// Writes the records of one call; the stream lock is held.
-void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, const CallKey& key,
+// Writes the records of one call; the stream lock is held. Returns whether the first input was
+// moved: a view of it is then apart from it.
+bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, const CallKey& key,
                const c10::IValue* arguments, uint32_t site, const c10::IValue& generator_pair,
                Slots* outputs) {
   Slots inputs;
@@ -140,6 +143,7 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   }
   queue.commit(writer.end());
 
+  bool is_apart = false;
   for (const auto& move : entry.moves) {
     if (move.restore) {
       emit_redistribute(queue, inputs[move.input], slot_of(*key.inputs[move.input]).id,
@@ -151,10 +155,12 @@ void emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
         slot.is_alone()) {
       std::swap(slot.id, inputs[move.input]);
       slot.sharding = move.to;
-      slot.leave_aliases();
+    } else {
+      is_apart = is_apart || move.input == 0;
     }
     queue.free_slot_locked(inputs[move.input]);
   }
+  return is_apart;
 }
 
 // An in-place operator may change its argument's shape (resize_, out=).
@@ -163,24 +169,26 @@ void update_written(const at::Tensor& tensor, const TensorMeta& meta) {
   if (impl->sizes() != c10::IntArrayRef(meta.sizes) ||
       impl->strides() != c10::IntArrayRef(meta.strides)) {
     impl->set_sizes_and_strides(meta.sizes, meta.strides, tensor.storage_offset());
+    auto& aliasing = slot_of(tensor).aliasing;
+    if (aliasing) aliasing->geometry = Geometry(tensor);
   }
 }
 
 // base: the tensor whose memory the output shares, or null; the entry's offset counts from
 // `base_offset`.
 at::Tensor make_output(const TensorMeta& meta, uint32_t slot, const at::Tensor* base,
-                       int64_t base_offset) {
+                       int64_t base_offset, bool is_apart) {
   auto tensor = make_tensor(slot, meta.sharding, meta.dtype, meta.sizes, meta.strides,
                             meta.offset + base_offset);
-  if (base) slot_of(*base).add_alias(slot_of(tensor));
   if (C10_UNLIKELY(meta.conjugate)) tensor._set_conj(true);
   if (C10_UNLIKELY(meta.negative)) tensor._set_neg(true);
+  if (base) add_view(*base, tensor, is_apart);
   return tensor;
 }
 
 // `position`: what the key has left out of the entry's offsets.
 void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots& slots,
-                  int64_t position, Stack* stack) {
+                  int64_t position, bool is_apart, Stack* stack) {
   const size_t base = stack->size() - info.arguments.size();
   c10::SmallVector<c10::IValue, 4> results;
   size_t next = 0;
@@ -197,13 +205,13 @@ void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots&
     }
     switch (output.kind) {
       case OutputKind::kTensor:
-        results.emplace_back(make_output(output.tensors[0], slots[next++], viewed, offset));
+        results.emplace_back(make_output(output.tensors[0], slots[next++], viewed, offset, is_apart));
         break;
       case OutputKind::kList: {
         c10::List<at::Tensor> list;
         list.reserve(output.tensors.size());
         for (const auto& meta : output.tensors) {
-          list.push_back(make_output(meta, slots[next++], viewed, offset));
+          list.push_back(make_output(meta, slots[next++], viewed, offset, is_apart));
         }
         results.emplace_back(std::move(list));
         break;
@@ -342,6 +350,13 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   queue.lock.unlock();
   c10::IValue* arguments = stack->data() + stack->size() - info.arguments.size();
   if (C10_UNLIKELY(info.takes_host_indices)) upload_indices(info, arguments);
+  if (info.writes || info.absolute_offset) join_views(info, arguments);
+  if (C10_UNLIKELY(info.meta_rule != MetaRule::kMeta && info.writes)) {
+    if (const auto laid = lay_out_results(info, arguments); !laid.empty()) {
+      capture(op, stack);
+      return lay_back(laid);
+    }
+  }
   const CallKey key(info, arguments);
   const uint64_t hash = key.hash();
   c10::IValue generator;
@@ -356,12 +371,13 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   }
 
   Slots slots;
+  bool is_apart = false;
   CallEntry* entry = nullptr;
   {
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = find_entry(key, hash);
     if (C10_LIKELY(entry != nullptr && rule != MetaRule::kDynamic && entry->decomposition == nullptr)) {
-      emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
+      is_apart = emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
       counters().operators += 1;
     }
   }
@@ -370,7 +386,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     if (entry == nullptr) check_on_host(info, arguments);
     CallEntry measured;
     capture_measured(queue, info, key, arguments, site, generator, &measured, &slots);
-    push_outputs(info, measured, slots, 0, stack);
+    push_outputs(info, measured, slots, 0, false, stack);
     std::lock_guard<SpinLock> guard(queue.lock);
     counters().operators += 1;
     if (entry == nullptr) {
@@ -384,8 +400,15 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   if (C10_UNLIKELY(entry == nullptr)) {
     auto fresh = std::make_unique<CallEntry>();
     fresh->key = key.words;
+    Resized resized;
     const bool measured =
-        rule != MetaRule::kMeta || !infer_outputs(info, arguments, fresh.get());
+        rule != MetaRule::kMeta || !infer_outputs(info, arguments, fresh.get(), &resized);
+    // Workers that have the whole tensor resize it as the operator runs. What is cut, or not
+    // returned, is brought to its size before.
+    if (!resized.empty() && (key.sharded || info.returns.empty())) {
+      for (const auto& [tensor, sizes] : resized) tensor.resize_(sizes);
+      return capture(op, stack);
+    }
     if (key.position != 0 && !measured) {
       for (auto& output : fresh->outputs) {
         for (auto& meta : output.tensors) meta.offset -= key.position;
@@ -398,7 +421,9 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     }
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = keep_entry(hash, std::move(fresh));
-    if (!measured && entry->decomposition == nullptr) emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
+    if (!measured && entry->decomposition == nullptr) {
+      is_apart = emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
+    }
     counters().operators += 1;
     counters().misses += 1;
   }
@@ -408,7 +433,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     decomposition(stack);
     return;
   }
-  push_outputs(info, *entry, slots, key.position, stack);
+  push_outputs(info, *entry, slots, key.position, is_apart, stack);
 }
 
 }  // namespace dtorch

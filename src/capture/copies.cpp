@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/tensor_split_native.h>
 #include <torch/library.h>
 
 #include "capture/capture.h"
@@ -77,6 +78,11 @@ bool has_same_storage_numel(const at::Tensor& self, const at::Tensor& other) {
   return self.numel() == other.numel();
 }
 
+// How many parts there are is the value of a tensor, which PyTorch wants on the CPU.
+std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where, int64_t dim) {
+  return at::native::tensor_split(self, on_workers(where) ? read_value(where) : where, dim);
+}
+
 // torch.load with map_location: the storage is still the file's, on the CPU.
 at::Tensor& set_from_storage(at::Tensor& self, at::Storage source, c10::SymInt offset,
                              c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
@@ -101,6 +107,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("set_.source_Storage_storage_offset", &set_from_storage);
   library.impl("_has_same_storage_numel", &has_same_storage_numel);
   library.impl("record_stream", &record_stream);
+  library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
+}
+
+// It is made of operators that autograd knows: the kernel above must not hide them from it.
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
 }
 
 }  // namespace dtorch

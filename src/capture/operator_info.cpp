@@ -11,11 +11,12 @@ namespace {
 // not exist for an argument the CPU takes (found by running both; torch 2.13).
 constexpr std::string_view kMeasured[] = {
     "aten::native_batch_norm", "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit_no_training", "aten::_embedding_bag",
+    "aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update",
+    "aten::_batch_norm_no_update", "aten::_embedding_bag",
     "aten::_embedding_bag_forward_only", "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c",
     "aten::_linalg_svd", "aten::linalg_eig", "aten::_linalg_eigh", "aten::linalg_qr",
     "aten::linalg_lstsq", "aten::geqrf", "aten::_ctc_loss", "aten::_ctc_loss_backward",
-    "aten::histogram", "aten::_histogramdd_bin_edges", "aten::_histogramdd_from_bin_cts",
+    "aten::histogram", "aten::_histogramdd_from_bin_cts",
 };
 
 // Schemas that do not tell that the output shares the input's memory.
@@ -88,7 +89,10 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
     ReturnInfo info;
     info.is_tensor = value.type()->kind() == c10::TypeKind::TensorType;
     info.is_list = value.type()->kind() == c10::TypeKind::ListType;
-    if (const auto* alias = value.alias_info()) {
+    const auto* alias = value.alias_info();
+    // Of a list, what its elements share.
+    if (alias != nullptr && !alias->containedTypes().empty()) alias = &alias->containedTypes()[0];
+    if (alias != nullptr) {
       for (size_t a = 0; a < arguments.size(); ++a) {
         const auto* other = schema.arguments()[a].alias_info();
         if (other == nullptr || other->beforeSets() != alias->beforeSets()) continue;

@@ -1,5 +1,5 @@
 // Records that no operator call makes: data in, values out, definitions.
-#include <unordered_set>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 
@@ -25,9 +25,16 @@ void emit(size_t words, Write&& write) {
   queue.commit(writer.end());
 }
 
-std::unordered_set<uint32_t>& holds_partial_sums() {
-  static std::unordered_set<uint32_t> shardings;
-  return shardings;
+// What capture asks of a sharding, by its number.
+struct ShardingFacts {
+  uint32_t mesh = 0;
+  bool is_whole = true;   // every worker of the mesh has all of the value
+  bool is_partial = false;
+};
+
+std::vector<ShardingFacts>& sharding_facts() {
+  static std::vector<ShardingFacts> facts(1);
+  return facts;
 }
 
 }  // namespace
@@ -76,12 +83,13 @@ at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
   RecordQueue::get().throttle();
   RecordQueue::get().check_alive(slot_of(tensor).id);
   uint32_t slot;
-  emit(kHeaderWords + 8 + 2 * tensor.dim(), [&](Writer& writer, RecordQueue& q, uint32_t site) {
+  emit(kHeaderWords + 10 + 4 * tensor.dim(), [&](Writer& writer, RecordQueue& q, uint32_t site) {
     slot = q.take_slot();
     writer.begin(Kind::kRedistribute, 0, slot_of(tensor).id, site);
     writer.tag(Tag::kOutput, slot);
     writer.int_value(static_cast<int64_t>(tensor.scalar_type()));
     writer.int_list(tensor.sizes());
+    writer.int_list(tensor.strides());
     writer.word(from);
     writer.word(to);
   });
@@ -135,13 +143,28 @@ void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef worke
   });
 }
 
-bool sharding_is_splitting(uint32_t sharding) { return !holds_partial_sums().contains(sharding); }
+bool sharding_is_splitting(uint32_t sharding) { return !sharding_facts().at(sharding).is_partial; }
+
+bool sharding_is_whole(uint32_t sharding) { return sharding_facts().at(sharding).is_whole; }
+
+uint32_t whole_sharding(uint32_t sharding) {
+  const auto& facts = sharding_facts();
+  for (uint32_t number = 1; number < facts.size(); ++number) {
+    if (facts[number].mesh == facts.at(sharding).mesh && facts[number].is_whole) return number;
+  }
+  TORCH_INTERNAL_ASSERT(false, "a mesh without a replicated sharding");
+}
 
 void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements) {
-  constexpr int64_t kPartial = 2;
+  constexpr int64_t kReplicate = 0, kPartial = 2;
+  ShardingFacts facts{mesh};
   for (int64_t packed : placements) {
-    if ((packed & 0xff) == kPartial) holds_partial_sums().insert(number);
+    facts.is_whole = facts.is_whole && (packed & 0xff) == kReplicate;
+    facts.is_partial = facts.is_partial || (packed & 0xff) == kPartial;
   }
+  // Numbers begin anew with each set of workers.
+  sharding_facts().resize(number);
+  sharding_facts().push_back(facts);
   emit(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, RecordQueue&, uint32_t site) {
     writer.begin(Kind::kDefineSharding, 0, number, site);
     writer.word(mesh);

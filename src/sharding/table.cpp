@@ -24,7 +24,9 @@ void ShardingTable::define_mesh(uint32_t number, std::vector<int64_t> shape,
   mesh->shape = std::move(shape);
   mesh->workers = std::move(workers);
   std::lock_guard<std::mutex> guard(mutex_);
-  meshes_.emplace(number, std::move(mesh));
+  // All worker threads of a process define the same. After a shutdown numbers begin anew.
+  auto& known = meshes_[number];
+  if (!known || known->shape != mesh->shape || known->workers != mesh->workers) known = std::move(mesh);
 }
 
 void ShardingTable::define_sharding(uint32_t number, uint32_t mesh_number,
@@ -38,7 +40,10 @@ void ShardingTable::define_sharding(uint32_t number, uint32_t mesh_number,
   sharding->mesh = std::move(mesh);
   for (int64_t value : packed) sharding->placements.push_back(Placement::unpacked(value));
   std::lock_guard<std::mutex> guard(mutex_);
-  shardings_.emplace(number, std::move(sharding));
+  auto& known = shardings_[number];
+  if (!known || known->mesh != sharding->mesh || known->placements != sharding->placements) {
+    known = std::move(sharding);
+  }
 }
 
 void ShardingTable::clear() {

@@ -31,7 +31,7 @@ enum class Kind : uint16_t {
   kUpload = 7,        // word 2: slot; values: dtype, sizes, sharding, bytes | transfer number
   kGet = 8,           // word 2: slot; values: promise, sharding
   kSync = 9,          // values: promise
-  kRedistribute = 10,  // word 2: input slot; values: output slot, dtype, sizes, from, to
+  kRedistribute = 10,  // word 2: input slot; values: output slot, dtype, sizes, strides, from, to
   kDescribe = 11,     // word 2: slot; values: promise. Replies with the tensor's metadata
   kPythonKernel = 12,  // values: name, packed arguments, sharding, then dtype, sizes an output
   kShutdown = 13,

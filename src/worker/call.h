@@ -315,6 +315,16 @@ inline void put_failure(WorkerState& state, uint32_t number, const FailurePtr& f
   entry.failure = failure;
 }
 
+// This worker's part with its dims in memory in the order of the global strides, which the
+// client counts on: whether a view is possible, for one.
+inline at::Tensor in_order(at::Tensor part, const Sizes& global_strides) {
+  if (part.dim() != static_cast<int64_t>(global_strides.size())) Reader::fail("strides for another tensor");
+  const auto wanted = local_strides({global_strides.data(), global_strides.size()},
+                                    {part.sizes().data(), part.sizes().size()});
+  if (part.numel() == 0 || part.strides() == c10::IntArrayRef(wanted)) return part;
+  return at::empty_strided(part.sizes(), wanted, part.options()).copy_(part);
+}
+
 inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
   const auto dtype = reader.dtype();
   const auto sizes = reader.int_list(), strides = reader.int_list();
@@ -342,6 +352,7 @@ inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, u
   } else {
     const auto transfer = static_cast<uint64_t>(reader.int_value());
     if (!link.fetch(link.self, transfer, &part)) Reader::fail("a transfer that never came");
+    if (sharding != 0 && part.defined()) part = in_order(std::move(part), strides);
   }
   if (part.defined() && !state.device.is_cpu()) part = part.to(state.device);
   put_tensor(state, number, std::move(part), sharding);
@@ -350,7 +361,8 @@ inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, u
 inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number, bool into) {
   const uint32_t output = reader.expect(Tag::kOutput);
   const auto dtype = reader.dtype();
-  const auto sizes = reader.int_list();
+  const auto sizes = reader.int_list(), strides = reader.int_list();
+  if (sizes.size() != strides.size()) Reader::fail("sizes and strides of different lengths");
   const uint32_t from_number = reader.word(), to_number = reader.word();
   const auto to = state.sharding(to_number);
   const auto from = from_number == 0 ? nullptr : state.sharding(from_number);
@@ -384,6 +396,7 @@ inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number
       local = at::zeros(expected, at::TensorOptions().dtype(dtype).device(state.device));
     }
     auto result = redistribute(local, sizes, mesh, *member, before, to->placements);
+    if (!into) result = in_order(std::move(result), strides);
     if (into) {
       auto& target = state.known_slot(output);
       if (failure) {
