@@ -136,11 +136,11 @@ def cotangent(tensor):
     return ramp[: tensor.numel()].view(tensor.shape).to(tensor.dtype)
 
 
-def run(op, sample, arguments, kind, read, seed=1):
+def run(op, sample, arguments, kind, read):
     """[results] of one kind of call, as CPU tensors. kind: forward, backward, inplace, out."""
     positional, keywords = arguments
-    torch.manual_seed(seed)
-    random.seed(seed)
+    torch.manual_seed(1)
+    random.seed(1)
     if kind == "inplace":
         made = op.inplace_variant(*positional, **keywords)
         return tree_map(read, [made, positional[0]])
@@ -237,7 +237,12 @@ def cases(op, dtype, kind, count):
 def _draws(op, sample, kind, expected):
     """Whether another seed gives other values."""
     arguments = placed(sample, itertools.repeat(None), lambda tensor, _: tensor.clone())
-    again = run(op, sample, arguments, kind, _detached, seed=2)
+    seed = torch.manual_seed
+    torch.manual_seed = lambda number: seed(number + 1)  # the database's operators seed too
+    try:
+        again = run(op, sample, arguments, kind, _detached)
+    finally:
+        torch.manual_seed = seed
     return difference(expected, again, op, "equal") != ""
 
 
