@@ -257,7 +257,7 @@ def attempt(op, sample, expected, arguments, kind, read, values="close"):
         warnings.simplefilter("ignore")
         try:
             actual = run(op, sample, arguments, kind, read)
-        except Exception as error:  # noqa: BLE001: every error is an outcome
+        except Exception as error:
             return Outcome("error", f"{type(error).__name__}: {str(error)[:400]}")
     wrong = difference(expected, actual, op, values)
     return Outcome("wrong", wrong) if wrong else Outcome("right")

@@ -9,6 +9,8 @@ import math
 import torch
 from torch.distributed.tensor import Partial, Shard
 
+from dtorch_mpi.sharding import decompositions_classes, decompositions_norm
+from dtorch_mpi.sharding.decompositions_reduce import DECOMPOSITIONS, MEAN_LOSSES
 from dtorch_mpi.sharding.op_sharding import ShardedMeta
 
 aten = torch.ops.aten
@@ -28,6 +30,12 @@ def nll_loss2d_forward(self, target, weight, reduction, ignore_index):
 
 def linalg_vector_norm(self, ord=2, dim=None, keepdim=False, *, dtype=None):
     """The root of the sum of powers: the sum is what shards can add up."""
+    if ord == 0:
+        dims = list(range(self.ndim)) if dim is None else dim
+        return aten.sum.dim_IntList(self != 0, dims, keepdim).to(dtype or self.abs().dtype)
+    if math.isinf(ord):
+        size = self.abs() if dtype is None else self.abs().to(dtype)
+        return (aten.amax if ord > 0 else aten.amin)(size, dim or [], keepdim)
     return aten.linalg__powsum(self, ord, dim, keepdim, dtype=dtype).pow(1.0 / ord)
 
 
@@ -35,18 +43,36 @@ def foreach_norm(self, ord=2, dtype=None):
     return [linalg_vector_norm(tensor, ord, dtype=dtype) for tensor in self]
 
 
+# Also in src/capture/sharded_decompositions.cpp, which is what runs.
+NATIVE = {nll_loss_forward, nll_loss2d_forward, linalg_vector_norm, foreach_norm}
+
+_CLASSES = {
+    aten.nll_loss_forward.default: decompositions_classes.nll_loss_forward,
+    aten.nll_loss2d_forward.default: decompositions_classes.nll_loss_forward,
+    aten.nll_loss_backward.default: decompositions_classes.nll_loss_backward,
+    aten.nll_loss2d_backward.default: decompositions_classes.nll_loss_backward,
+}
+_MEANS = {
+    aten.nll_loss_forward.default: nll_loss_forward,
+    aten.nll_loss2d_forward.default: nll_loss2d_forward,
+}
+
+
 def decomposition_of(op, args: list, inputs: list[ShardedMeta]):
     """The function to call in place of ``op``, or None where it would not help."""
     if not any(isinstance(p, (Shard, Partial)) for given in inputs for p in given.placements):
         return None
-    if op in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
-        if args[3] != _MEAN:
-            return None
-        is_2d = op is aten.nll_loss2d_forward.default
-        return nll_loss2d_forward if is_2d else nll_loss_forward
-    if op in (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar):
-        ord = args[1] if len(args) > 1 else 2
-        if ord == 0 or math.isinf(ord):
-            return None
-        return foreach_norm if op is aten._foreach_norm.Scalar else linalg_vector_norm
-    return None
+    if op in _CLASSES:
+        scores = args[1] if op._schema.arguments[0].name == "grad_output" else args[0]
+        if Shard(min(scores.meta.ndim - 1, 1)) in scores.placements:
+            return _CLASSES[op]
+        return _MEANS[op] if op in _MEANS and args[3] == _MEAN else None
+    if op is aten.linalg_vector_norm.default:
+        return linalg_vector_norm
+    if op is aten._foreach_norm.Scalar:
+        return foreach_norm
+    if op in MEAN_LOSSES:
+        position, function = MEAN_LOSSES[op]
+        reduction = args[position] if len(args) > position else _MEAN
+        return function if reduction == _MEAN else None
+    return DECOMPOSITIONS.get(op) or decompositions_norm.DECOMPOSITIONS.get(op)

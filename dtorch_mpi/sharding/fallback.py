@@ -23,6 +23,6 @@ def replicate_everything(
             for index in sorted(written)
             if inputs[index].placements != whole
         },
-        fallback=any(given.placements != whole for given in inputs),
+        fallback=any(given.placements != whole and given.meta.numel() for given in inputs),
         reason=reason,
     )

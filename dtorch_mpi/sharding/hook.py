@@ -6,10 +6,20 @@ Called once for each new key of the capture cache, never on a hit.
 from collections import Counter
 
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 
 from ..mesh import mesh_number, sharding_number, sharding_of
+from .decompositions import NATIVE
+from .decompositions_norm import MEASURED
 from .op_sharding import OpSharding, ShardedMeta
+
+aten = torch.ops.aten
+# Operators whose meta kernels give the right sizes, though not the right strides or dtypes.
+SHAPED_RIGHT = {
+    aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default,
+    aten._linalg_svd.default, aten.linalg_eig.default, aten._linalg_eigh.default,
+    aten.linalg_qr.default,
+}
 
 _fallbacks = Counter()
 
@@ -19,13 +29,15 @@ def fallback_counts():
 
 
 def shard(name, overload, values, outputs, measured):
-    """(moves, output shardings, local sizes, local strides) for one call.
+    """(moves, output shardings, local sizes and strides, global sizes) for one call.
 
-    Or the operator's name, where capture shall call other operators in its place.
+    Or a function that gives the operator's results by other operators; its name, where capture
+    has that function.
 
     values: the arguments in schema order, each distributed tensor as (meta tensor, sharding
     number). outputs: meta tensors, lists flattened. measured: their metadata is not known, so
-    the call runs on replicated inputs. moves: (input, from, to, restore) by number.
+    the call runs on replicated inputs, or gives global sizes. moves: (input, from, to, restore)
+    by number.
     """
     from .propagator import propagate
 
@@ -41,7 +53,17 @@ def shard(name, overload, values, outputs, measured):
             op._schema.arguments[num_positional:], args[num_positional:], strict=True
         )
     }
-    if measured:
+    sizes = []
+    plan = None
+    if measured and op in MEASURED and any(
+        isinstance(p, Shard) for _, meta in inputs for p in meta.placements
+    ):
+        return MEASURED[op]
+    if measured and op in SHAPED_RIGHT:
+        plan, sizes = _measured_plan(op, args, num_positional, keywords, mesh)
+    if plan is not None:
+        pass
+    elif measured:
         whole = (Replicate(),) * mesh.ndim
         plan = OpSharding(
             inputs=[whole] * len(inputs), outputs=[whole] * len(op._schema.returns),
@@ -50,7 +72,7 @@ def shard(name, overload, values, outputs, measured):
     else:
         plan = propagate(op, tuple(args[:num_positional]), keywords, outputs, mesh)
     if plan.decomposition is not None:
-        return name
+        return name if plan.decomposition in NATIVE else plan.decomposition
     if plan.fallback:
         _fallbacks[(name, tuple(str(meta.placements) for _, meta in inputs))] += 1
     moves = []
@@ -60,7 +82,28 @@ def shard(name, overload, values, outputs, measured):
         if source != target and _differs(mesh, meta.placements, plan.inputs[index]):
             moves.append((index, source, target, index in plan.restore))
     shardings = [0 if lies is None else sharding_number(mesh, lies) for lies in plan.outputs]
-    return moves, shardings, sorted(plan.local_sizes.items()), sorted(plan.local_strides.items())
+    local_sizes = sorted(plan.local_sizes.items())
+    return moves, shardings, local_sizes, sorted(plan.local_strides.items()), sizes
+
+
+def _measured_plan(op, args, num_positional, keywords, mesh):
+    """(plan, sizes of the outputs) where shards serve, else (None, [])."""
+    from .propagator import propagate
+
+    def whole(value):
+        if isinstance(value, list):
+            return [whole(element) for element in value]
+        return value.meta if isinstance(value, ShardedMeta) else value
+
+    made = op(
+        *(whole(value) for value in args[:num_positional]),
+        **{name: whole(value) for name, value in keywords.items()},
+    )
+    outputs = list(made) if isinstance(made, tuple) else [made]
+    plan = propagate(op, tuple(args[:num_positional]), keywords, outputs, mesh)
+    if plan.fallback or any(meta.numel() == 0 for meta in outputs):
+        return None, []
+    return plan, [list(meta.shape) for meta in outputs]
 
 
 def _differs(mesh, before, after):

@@ -1,11 +1,14 @@
 """Sizes of shards, as the workers cut them, and the bytes that moving them takes."""
 
+import math
 from functools import lru_cache
 from itertools import combinations
 
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
+from dtorch_mpi import _sharding
 from dtorch_mpi.sharding.op_sharding import Placements
+from dtorch_mpi.sharding.placements import pack, unpack_one
 
 # A collective's fixed cost, in bytes that could be moved meanwhile.
 _LATENCY = 2048.0
@@ -54,6 +57,48 @@ def is_even(sizes: tuple[int, ...], mesh_shape: tuple[int, ...], placements: Pla
     first, last = (0,) * len(mesh_shape), tuple(count - 1 for count in mesh_shape)
     return local_sizes(sizes, mesh_shape, placements, first) == local_sizes(
         sizes, mesh_shape, placements, last
+    )
+
+
+def num_pieces(
+    sizes: tuple[int, ...], mesh_shape: tuple[int, ...], placements: Placements
+) -> int:
+    """Into how many parts with elements a tensor is cut."""
+    counts = [1] * len(sizes)
+    for count, placement in zip(mesh_shape, placements, strict=True):
+        if isinstance(placement, Shard):
+            counts[placement.dim] *= count
+    return math.prod(max(min(pair), 1) for pair in zip(counts, sizes, strict=True))
+
+
+@lru_cache(65536)
+def layouts_between(before: Placements, after: Placements) -> tuple[Placements, ...]:
+    """The layouts that a move passes through, its end included."""
+    if not any(Partial in (type(b), type(a)) and b != a
+               for b, a in zip(before, after, strict=True)):
+        return (after,)  # by way of no larger part; see src/sharding/reshard.h
+    current, passed = list(before), []
+    for axis, _, to in _sharding.plan_redistribute(pack(before), pack(after)):
+        current[axis] = unpack_one(to)
+        passed.append(tuple(current))
+    return tuple(passed)
+
+
+def gathers(
+    sizes: tuple[int, ...], mesh_shape: tuple[int, ...], before: Placements, after: Placements
+) -> bool:
+    """Whether the largest part that a worker holds grows on the way, but for rounding."""
+    if before == after or not any(isinstance(p, Shard) for p in before):
+        return False
+    first = (0,) * len(mesh_shape)
+
+    def part(placements):
+        return math.prod(local_sizes(sizes, mesh_shape, placements, first))
+
+    pieces, largest = num_pieces(sizes, mesh_shape, before), part(before)
+    return any(
+        num_pieces(sizes, mesh_shape, passed) < pieces and part(passed) > largest
+        for passed in layouts_between(before, after)
     )
 
 

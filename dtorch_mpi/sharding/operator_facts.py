@@ -37,6 +37,14 @@ _HIDDEN_WRITES = {
     aten._batch_norm_impl_index.default: ("running_mean", "running_var"),
 }
 
+# Operators whose scalars decide how the values of shards are put together; capture keys its
+# calls by them too.
+_DECIDED_BY_SCALARS = {
+    aten.linalg_vector_norm.default, aten.linalg__powsum.default, aten._foreach_norm.Scalar,
+    aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dtype,
+    aten.norm.ScalarOpt_dim_dtype,
+}
+
 
 @dataclass(frozen=True)
 class OperatorFacts:
@@ -109,7 +117,10 @@ def facts_of(op: OpOverload) -> OperatorFacts:
         names=tuple(a.name for a in ordered),
         num_positional=len(positional),
         defaults={a.name: a.default_value for a in ordered if a.has_default_value()},
-        is_scalar=tuple(str(a.type) in ("number", "float", "Optional[number]") for a in ordered),
+        is_scalar=tuple(
+            str(a.type) in ("number", "float", "Optional[number]") and op not in _DECIDED_BY_SCALARS
+            for a in ordered
+        ),
         written=frozenset(written),
         returned=tuple(returned),
         size_position=_SIZE_POSITIONS.get(op),

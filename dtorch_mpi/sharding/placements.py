@@ -36,12 +36,13 @@ def pack(placements: Iterable[Placement]) -> list[int]:
 
 def unpack(packed: Iterable[int]) -> tuple[Placement, ...]:
     """The placements that :func:`pack` packed."""
-    made: list[Placement] = []
-    for value in packed:
-        if value & 0xFF == 1:
-            made.append(Shard(value >> 16))
-        elif value & 0xFF == 2:
-            made.append(Partial(REDUCE_OPS[value >> 8 & 0xFF]))
-        else:
-            made.append(Replicate())
-    return tuple(made)
+    return tuple(map(unpack_one, packed))
+
+
+def unpack_one(value: int) -> Placement:
+    """The placement on one axis."""
+    if value & 0xFF == 1:
+        return Shard(value >> 16)
+    if value & 0xFF == 2:
+        return Partial(REDUCE_OPS[value >> 8 & 0xFF])
+    return Replicate()

@@ -1,7 +1,9 @@
 """How each operator runs on shards: the rules, the checks on them, and the caches."""
 
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch._ops import OpOverload
@@ -11,14 +13,24 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from dtorch_mpi.sharding import torch_rules
 from dtorch_mpi.sharding.decompositions import decomposition_of
 from dtorch_mpi.sharding.fallback import replicate_everything
-from dtorch_mpi.sharding.layout import has_empty_shard, local_size_range, size_class
+from dtorch_mpi.sharding.formulas import broadcast_rules
+from dtorch_mpi.sharding.layout import has_empty_shard, size_class
 from dtorch_mpi.sharding.lists import propagate_list
 from dtorch_mpi.sharding.local_check import check_local_shapes
+from dtorch_mpi.sharding.misfit import misfit
 from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
+from dtorch_mpi.sharding.own_rules import OWN_RULES, VIEW_OF
 from dtorch_mpi.sharding.random_rules import RANDOM_OPERATORS, ROW_OPERATORS
-from dtorch_mpi.sharding.rules import OWN_RULES
-from dtorch_mpi.sharding.selection import AxisRule, Call, Choice, choice_cost, select_by_axis
+from dtorch_mpi.sharding.selection import (
+    AxisRule,
+    Call,
+    Choice,
+    choice_cost,
+    gathered_inputs,
+    outputs_fit,
+    select,
+)
 from dtorch_mpi.sharding.torch_rules import NoRuleError
 
 aten = torch.ops.aten
@@ -43,19 +55,18 @@ _EMPTY_SAFE = {
     aten.empty_like.default, aten.full_like.default, aten.new_zeros.default,
     aten.new_empty.default, aten.new_empty_strided.default, aten.zero_.default,
     aten.fill_.Scalar, aten._unsafe_view.default, aten.slice_backward.default,
+    aten.native_dropout.default, aten.native_dropout_backward.default,
     aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
     *RANDOM_OPERATORS, *ROW_OPERATORS,
 }
+
+# Layouts of a view's input that are tried.
+_MOST_MOVES = 12
 
 _WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
 
 # Their means would weigh every shard the same.
 _NO_AVERAGE = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
-
-_SQUEEZE = {
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
-    aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims,
-}
 
 
 def propagate(
@@ -148,7 +159,9 @@ def _propagate_list(op, facts, args, kwargs, inputs, positions, outputs, mesh) -
 
 
 def _reads_sizes(op: OpOverload) -> bool:
-    return op not in OWN_RULES and not torch_rules.has_axis_rules(op)
+    if op in OWN_RULES or torch.Tag.pointwise in op.tags:
+        return False
+    return torch_rules.reads_sizes(op)
 
 
 def _key(op, facts: OperatorFacts, args: list, kwargs: dict, mesh: DeviceMesh) -> tuple:
@@ -171,35 +184,109 @@ def _key(op, facts: OperatorFacts, args: list, kwargs: dict, mesh: DeviceMesh) -
     scalars = facts.is_scalar if shown is args else (False,) * len(shown)
     named = ((k, part(v, facts.is_scalar[facts.names.index(k)])) for k, v in kwargs.items())
     # Distinct meshes of one shape have the same rules and costs.
-    return op, shape, tuple(map(part, shown, scalars)), tuple(named)
+    key = op, shape, tuple(map(part, shown, scalars)), tuple(named)
+    return key if own is None or not own.compares else (*key, _equal_sizes(args, kwargs))
+
+
+def _equal_sizes(args: list, kwargs: dict) -> tuple[int, ...]:
+    """For each size of the inputs, which was the first like it."""
+    sizes = [
+        size
+        for value in (*args, *kwargs.values())
+        if isinstance(value, ShardedMeta)
+        for size in value.meta.shape
+    ]
+    return tuple(map(sizes.index, sizes))
 
 
 def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpSharding:
     written = frozenset(index for index, p in enumerate(positions) if p in facts.written)
+    own = OWN_RULES.get(op)
     call = Call(
         mesh, inputs, written,
         _returned_inputs(facts, positions, outputs),
         tuple(outputs),
-        torch_rules.allows_uneven(op) or op in _EMPTY_SAFE or op.is_view or facts.is_pointwise,
-        op in _WITH_ADDEND,
+        own is not None and own.empty or torch_rules.allows_uneven(op) or op in _EMPTY_SAFE
+        or op.is_view or facts.is_pointwise,
+        op in _WITH_ADDEND or own is not None and own.adds,
     )
-    reason = "no rule"
-    try:
-        choice = _choose(op, args, kwargs, call, outputs)
-        if choice is not None:
-            result = _described(facts, call, choice)
-            wrong = _misfit(op, args, call, choice) or check_local_shapes(
-                op, facts, args, kwargs, inputs, result, outputs, mesh.shape
-            )
-            if wrong is None:
-                if result.fallback:
-                    result = replace(result, decomposition=decomposition_of(op, args, inputs))
-                return result
+    best, reason = None, "no rule"
+    for choose in _ways(op, facts, args, kwargs, call, outputs):
+        try:
+            choice = choose()
+        except NoRuleError as error:
+            reason = str(error)
+            continue
+        if choice is None:
+            continue
+        result = _described(facts, call, choice)
+        wrong = misfit(op, args, call, choice) or check_local_shapes(
+            op, facts, args, kwargs, inputs, result, outputs, mesh.shape
+        )
+        if wrong is not None:
             reason = wrong
-    except NoRuleError as error:
-        reason = str(error)
-    result = replicate_everything(mesh, inputs, outputs, written, reason)
-    return replace(result, decomposition=decomposition_of(op, args, inputs))
+        elif not result.fallback:
+            return result
+        else:
+            best = best or result
+    best = best or replicate_everything(mesh, inputs, outputs, written, reason)
+    return replace(best, decomposition=decomposition_of(op, args, inputs))
+
+
+def _ways(op, facts, args, kwargs, call: Call, outputs) -> Iterator[Callable]:
+    """What to try in turn until one fits and gathers nothing."""
+    yield lambda: _choose(op, args, kwargs, call, outputs)
+    if facts.is_pointwise and op not in OWN_RULES and not _is_random(op):
+        yield lambda: select(call, broadcast_rules(args, kwargs, outputs))
+    if len(call.inputs) == 1 and not call.written and _rule_name(op) not in OWN_RULES:
+        for placements in _moved_layouts(call):
+            yield partial(_choose_as_moved, op, args, kwargs, call, placements, len(outputs))
+    if call.allows_empty:
+        yield lambda: _choose(op, args, kwargs, replace(call, allows_empty=False), outputs)
+
+
+def _rule_name(op: OpOverload) -> OpOverload:
+    """The operator whose rule serves."""
+    return VIEW_OF.get(op, op)
+
+
+def _moved_layouts(call: Call) -> list[Placements]:
+    """Other ways to cut the only input that gather nothing, the nearest first."""
+    given = call.inputs[0]
+    options = [
+        [p] if isinstance(p, Replicate) else [p, *map(Shard, range(given.meta.ndim))]
+        for p in given.placements
+    ]
+    found = []
+    for placements in itertools.product(*options):
+        choice = Choice([placements], [])
+        if placements != given.placements and not gathered_inputs(call, choice):
+            found.append((choice_cost(call, choice), placements))
+    return [placements for _, placements in sorted(found, key=lambda pair: pair[0])][:_MOST_MOVES]
+
+
+def _choose_as_moved(op, args, kwargs, call, placements, num_outputs) -> Choice | None:
+    """What a whole-mesh rule offers for the input as it will lie."""
+    rule_op = _rule_name(op)
+    if not torch_rules.has_mesh_rules(rule_op):
+        return None
+    given = [replace(call.inputs[0], placements=placements)]
+    offers = torch_rules.mesh_rules(
+        rule_op, _with_inputs(_rule_args(op, args), given),
+        _with_inputs_named(args, kwargs, given), given, num_outputs,
+    )
+    for choice in offers:
+        if choice.inputs[0] == placements and _is_valid_for_mesh(op, call, choice):
+            return choice
+    return None
+
+
+def _rule_args(op: OpOverload, args: list) -> list:
+    return args[:2] if op is aten._reshape_alias.default else args
+
+
+def _is_random(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _returned_inputs(facts, positions, outputs) -> tuple[int | None, ...]:
@@ -209,14 +296,20 @@ def _returned_inputs(facts, positions, outputs) -> tuple[int | None, ...]:
 
 
 def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
+    args, op = _rule_args(op, args), _rule_name(op)
     count = len(call.inputs)
     rules = OWN_RULES[op].rules(args, kwargs, outputs) if op in OWN_RULES else None
     if rules is not None:
         whole = tuple(None if o is None else Replicate() for o in outputs)
-        return select_by_axis(call, [*rules, AxisRule(whole, (Replicate(),) * count)])
+        return select(call, [*rules, AxisRule(whole, (Replicate(),) * count)])
     if torch_rules.has_axis_rules(op):
-        return select_by_axis(call, torch_rules.axis_rules(op, args, kwargs, count))
-    if torch_rules.has_mesh_rules(op):
+        return select(
+            call, torch_rules.axis_rules(op, args, kwargs, count),
+            torch_rules.axes_filter(op, args, kwargs, call.inputs),
+        )
+    # PyTorch's rule for views does not end where a size is 0 (torch 2.13); nothing has to be moved
+    # to replicate no elements.
+    if torch_rules.has_mesh_rules(op) and not any(0 in given.meta.shape for given in call.inputs):
         return _choose_for_mesh(op, args, kwargs, call, len(outputs))
     return None
 
@@ -282,6 +375,14 @@ def _with_inputs_named(args: list, kwargs: dict, given: list[ShardedMeta]) -> di
 
 
 def _is_valid_for_mesh(op, call: Call, choice: Choice) -> bool:
+    if not all(outputs_fit(call, kinds) for kinds in _by_axis(choice.outputs, call.mesh.ndim)):
+        return False
+    if any(
+        isinstance(p, Shard) and p.dim >= given.meta.ndim
+        for given, wanted in zip(call.inputs, choice.inputs, strict=True)
+        for p in wanted
+    ):
+        return False
     for index in call.written:
         placements = call.inputs[index].placements
         if choice.inputs[index] != placements:
@@ -308,12 +409,12 @@ def _is_valid_for_mesh(op, call: Call, choice: Choice) -> bool:
     )
 
 
+def _by_axis(outputs: list[Placements | None], ndim: int) -> list[tuple]:
+    return [tuple(None if p is None else p[axis] for p in outputs) for axis in range(ndim)]
+
+
 def _described(facts: OperatorFacts, call: Call, choice: Choice) -> OpSharding:
-    gathered = [
-        index
-        for index, (given, wanted) in enumerate(zip(call.inputs, choice.inputs, strict=True))
-        if _gathers(given.placements, wanted)
-    ]
+    gathered = gathered_inputs(call, choice)
     is_sharded = bool(choice.outputs) and any(isinstance(p, Shard) for p in choice.outputs[0] or ())
     return OpSharding(
         inputs=choice.inputs,
@@ -327,38 +428,3 @@ def _described(facts: OperatorFacts, call: Call, choice: Choice) -> OpSharding:
         fallback=bool(gathered),
         reason=f"gathers input {gathered[0]}" if gathered else "",
     )
-
-
-def _gathers(before: Placements, after: Placements) -> bool:
-    return any(
-        isinstance(b, Shard) and isinstance(a, Replicate)
-        for b, a in zip(before, after, strict=True)
-    )
-
-
-def _misfit(op, args: list, call: Call, choice: Choice) -> str | None:
-    """Why a choice would run the operator on the wrong local arguments, if it would."""
-    if op in _SQUEEZE and _squeezes_shards(op, args, call, choice):
-        return "a sharded dim has one row on some worker, and squeeze would drop it"
-    if op is aten.native_group_norm.default and any(
-        isinstance(p, Shard) for placements in choice.inputs for p in placements
-    ):
-        return "its sizes are arguments"
-    return None
-
-
-def _squeezes_shards(op, args: list, call: Call, choice: Choice) -> bool:
-    meta = call.inputs[0].meta
-    dims = args[1] if len(args) > 1 else range(meta.ndim)
-    dims = {d % meta.ndim for d in (dims if isinstance(dims, (list, range)) else [dims])}
-    for dim in dims:
-        counts = tuple(
-            n
-            for n, p in zip(call.mesh.shape, choice.inputs[0], strict=True)
-            if isinstance(p, Shard) and p.dim == dim
-        )
-        size = meta.shape[dim]
-        low, high = local_size_range(size, counts)
-        if counts and size > 1 and low <= 1 <= high:
-            return True
-    return False

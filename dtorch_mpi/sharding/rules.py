@@ -24,6 +24,12 @@ class OwnRule:
     rules: Callable[[list, dict, list], list[AxisRule] | None]
     # Rewrites the arguments for the cache's key, where their exact value does not matter.
     key: Callable[[list], object] | None = None
+    # Whether the operator is right on shards without elements.
+    empty: bool = False
+    # Whether an input that is whole may be added by one worker only; see selection.Call.
+    adds: bool = False
+    # Whether the rule asks which sizes of its inputs are equal.
+    compares: bool = False
 
 
 OWN_RULES: dict[OpOverload, OwnRule] = {}

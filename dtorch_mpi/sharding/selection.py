@@ -5,19 +5,24 @@ outputs when every worker runs the operator on its own shards. Axes are decided 
 time, so the work grows with their number and not with its power.
 """
 
+import itertools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from dtorch_mpi.sharding.layout import has_empty_shard, move_cost
+from dtorch_mpi.sharding.layout import gathers, has_empty_shard, move_cost
 from dtorch_mpi.sharding.op_sharding import Placements, ShardedMeta
 
 # How much dearer moving the others may be before an input gives up its Shard(0) where the
 # output would keep it. A batch that stays in place keeps the rest of the model in place.
 _KEEP_BATCH = 0.25
+# What gathering costs besides its bytes, in bytes: memory that a shard was meant to save.
+_GATHER_LATENCY = 32768.0
+_MOST_COMBINATIONS = 4096
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,114 @@ class Choice:
     outputs: list[Placements | None]
 
 
-def select_by_axis(call: Call, rules: list[AxisRule]) -> Choice | None:
+Accepts = Callable[[list[Placements]], bool]
+
+
+def select(call: Call, rules: list[AxisRule], accepts: Accepts | None = None) -> Choice | None:
+    """The cheapest rule of each axis; where that gathers an input, what avoids it if that pays.
+
+    None where an axis has no rule that is valid. ``accepts`` tells whether placements of the
+    inputs suit together. It is asked axis by axis, with those not decided yet replicated.
+    """
+    choice = select_by_axis(call, rules, accepts)
+    if choice is not None and not gathered_inputs(call, choice):
+        return choice
+    other = _select_without_gathering(call, rules, accepts)
+    if choice is None or other is None:
+        return other or choice
+    limit = _total_cost(call, choice) + sum(
+        _GATHER_LATENCY + _num_bytes(call.inputs[index].meta)
+        for index in gathered_inputs(call, choice)
+    )
+    if _num_batches_kept(call, choice) > _num_batches_kept(call, other):
+        limit *= _KEEP_BATCH
+    return other if _total_cost(call, other) <= limit else choice
+
+
+def _num_batches_kept(call: Call, choice: Choice) -> int:
+    """On how many axes an input and the first output keep being cut by rows."""
+    if not choice.outputs or choice.outputs[0] is None:
+        return 0
+    return sum(
+        made == Shard(0) and any(
+            given.placements[axis] == wanted[axis] == Shard(0)
+            and given.meta.shape[0] == call.outputs[0].shape[0]
+            for given, wanted in zip(call.inputs, choice.inputs, strict=True)
+        )
+        for axis, made in enumerate(choice.outputs[0])
+    )
+
+
+def gathered_inputs(call: Call, choice: Choice) -> list[int]:
+    """The inputs of which some worker must hold more than it has."""
+    return [
+        index
+        for index, (given, wanted) in enumerate(zip(call.inputs, choice.inputs, strict=True))
+        if gathers(given.meta.shape, call.mesh.shape, given.placements, wanted)
+    ]
+
+
+def _select_without_gathering(
+    call: Call, rules: list[AxisRule], accepts: Accepts | None
+) -> Choice | None:
+    """The cheapest of all combinations of rules that gathers no input."""
+    placements = [list(given.placements) for given in call.inputs]
+    valid = []
+    for axis in range(call.mesh.ndim):
+        now = tuple(p[axis] for p in placements)
+        valid.append([r for r in rules if _is_valid(call, placements, axis, r, now, alone=False)])
+    if math.prod(map(len, valid)) > _MOST_COMBINATIONS:
+        return None
+    best, best_cost = None, math.inf
+    for chosen in itertools.product(*valid):
+        if _mixes_reductions(chosen):
+            continue
+        choice = _joined(chosen)
+        if accepts is not None and not accepts(choice.inputs):
+            continue
+        if any(
+            not call.allows_empty
+            and has_empty_shard(given.meta.shape, call.mesh.shape, wanted)
+            for given, wanted in zip(call.inputs, choice.inputs, strict=True)
+        ):
+            continue
+        cost = _total_cost(call, choice)
+        if cost < best_cost and not gathered_inputs(call, choice):
+            best, best_cost = choice, cost
+    return best
+
+
+def _joined(chosen: Sequence[AxisRule]) -> Choice:
+    outputs = [
+        None if kinds[0] is None else tuple(kinds)
+        for kinds in zip(*(rule.outputs for rule in chosen), strict=True)
+    ]
+    return Choice(list(zip(*(rule.inputs for rule in chosen), strict=True)), outputs)
+
+
+def _total_cost(call: Call, choice: Choice) -> float:
+    """The bytes that a choice moves, and that reducing its outputs will move."""
+    cost = choice_cost(call, choice)
+    for made, placements in zip(call.outputs, choice.outputs, strict=True):
+        if made is not None and placements is not None:
+            for count, placement in zip(call.mesh.shape, placements, strict=True):
+                if isinstance(placement, Partial):
+                    cost += move_cost(placement, Shard(0), _num_bytes(made), count)
+    return cost
+
+
+def _num_bytes(meta: torch.Tensor) -> int:
+    return meta.numel() * meta.element_size()
+
+
+def select_by_axis(
+    call: Call, rules: list[AxisRule], accepts: Accepts | None = None
+) -> Choice | None:
     """The cheapest rule of each axis, or None where an axis has none that is valid."""
     chosen = []
     current = [list(given.placements) for given in call.inputs]
     for axis in range(call.mesh.ndim):
-        rule = _select(call, current, axis, rules)
+        rule = _select(call, current, axis, rules, accepts)
         if rule is None:
             return None
         chosen.append(rule)
@@ -62,20 +169,26 @@ def select_by_axis(call: Call, rules: list[AxisRule]) -> Choice | None:
             placements[axis] = wanted
     if _mixes_reductions(chosen):
         return None
-    outputs = [
-        None if kinds[0] is None else tuple(kinds)
-        for kinds in zip(*(rule.outputs for rule in chosen), strict=True)
-    ]
-    return Choice([tuple(placements) for placements in current], outputs)
+    return _joined(chosen)
 
 
 def _select(
-    call: Call, current: list[list[Placement]], axis: int, rules: list[AxisRule]
+    call: Call,
+    current: list[list[Placement]],
+    axis: int,
+    rules: list[AxisRule],
+    accepts: Callable[[list[Placements]], bool] | None,
 ) -> AxisRule | None:
+    undecided = (Replicate(),) * (call.mesh.ndim - axis - 1)
     now = tuple(placements[axis] for placements in current)
     best, best_cost = None, (True, math.inf)
     for rule in rules:
         if not _is_valid(call, current, axis, rule, now):
+            continue
+        if accepts is not None and not accepts([
+            (*placements[:axis], wanted, *undecided)
+            for placements, wanted in zip(current, rule.inputs, strict=True)
+        ]):
             continue
         if rule.inputs == now:
             return rule
@@ -91,7 +204,8 @@ def _select(
     return best
 
 
-def _is_valid(call, current, axis, rule, now) -> bool:
+def _is_valid(call, current, axis, rule, now, alone=True) -> bool:
+    """alone: the other axes stay as they are in ``current``."""
     for index, (given, wanted) in enumerate(zip(call.inputs, rule.inputs, strict=True)):
         if index in call.written and wanted != now[index]:
             return False
@@ -103,13 +217,21 @@ def _is_valid(call, current, axis, rule, now) -> bool:
         if isinstance(wanted, Shard):
             if wanted.dim >= given.meta.ndim:
                 return False
-            if wanted != now[index] or not call.allows_empty:
+            if alone and (wanted != now[index] or not call.allows_empty):
                 placements = [*current[index][:axis], wanted, *current[index][axis + 1 :]]
                 if has_empty_shard(given.meta.shape, call.mesh.shape, placements):
                     return False
-    return all(
+    return outputs_fit(call, rule.outputs) and all(
         source is None or output == rule.inputs[source]
         for source, output in zip(call.returned, rule.outputs, strict=True)
+    )
+
+
+def outputs_fit(call: Call, placements: tuple[Placement | None, ...]) -> bool:
+    """Whether each output has the dim that it would be cut along: not all rules look."""
+    return len(placements) == len(call.outputs) and all(
+        not isinstance(placement, Shard) or made is not None and placement.dim < made.ndim
+        for placement, made in zip(placements, call.outputs, strict=True)
     )
 
 

@@ -1,18 +1,21 @@
 """The rules that come with PyTorch's DTensor.
 
-The only module that touches them: they are private. Tested with torch 2.13. Nothing here makes
-a process group, and no rank's own sizes are asked for.
+The only module that touches them: they are private. Tested with torch 2.11, 2.13 and 2.14, whose
+rules are mostly for the whole mesh, for both, and mostly for one axis. Nothing here makes a process
+group, and no rank's own sizes are asked for.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from dtorch_mpi.sharding.op_sharding import ShardedMeta
+from dtorch_mpi.sharding.op_sharding import Placements, ShardedMeta
 from dtorch_mpi.sharding.placements import is_representable
 from dtorch_mpi.sharding.selection import AxisRule, Choice
 
-TESTED_VERSIONS = ("2.13",)
+TESTED_VERSIONS = ("2.11", "2.13", "2.14")
 _OLDEST_VERSION = (2, 11)
 
 try:
@@ -39,6 +42,18 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST_VERSI
     )
 
 
+aten = torch.ops.aten
+
+# Their axis rules compare sizes, with one another or with an argument.
+_SIZE_COMPARING = {
+    aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter_.src,
+    aten.scatter_.value, aten.scatter_add.default, aten.scatter_add_.default,
+    aten.split.Tensor,
+}
+# Their filters describe what DTensor's own way of running them supports, not what is right.
+_FILTERED_FOR_DTENSOR = {aten.argmax.default, aten.argmin.default}
+
+
 class NoRuleError(Exception):
     """PyTorch has no rule for the call, or its rule refuses it."""
 
@@ -56,6 +71,44 @@ def has_mesh_rules(op: OpOverload) -> bool:
 def allows_uneven(op: OpOverload) -> bool:
     """Whether PyTorch says that shards of any size, empty ones too, are fine."""
     return getattr(_AXIS_RULES.get(op), "allow_uneven_sharding", False)
+
+
+def reads_sizes(op: OpOverload) -> bool:
+    """Whether the rules ask more of a size than :func:`layout.size_class` tells."""
+    if op not in _AXIS_RULES:
+        return True
+    return op in _SIZE_COMPARING or _filter_of(op) is not None
+
+
+def _filter_of(op: OpOverload) -> Callable | None:
+    if op in _FILTERED_FOR_DTENSOR:
+        return None
+    return getattr(_AXIS_RULES[op], "full_mesh_strategy_filter", None)
+
+
+def axes_filter(
+    op: OpOverload, args: list, kwargs: dict, inputs: list[ShardedMeta]
+) -> Callable[[list[Placements]], bool] | None:
+    """What tells whether placements of the inputs that suit axis by axis suit together.
+
+    None where they always do. The function it gives raises NoRuleError.
+    """
+    suits = _filter_of(op)
+    if suits is None:
+        return None
+    schema = _schema(op, args, kwargs)
+
+    def accepts(wanted: list[Placements]) -> bool:
+        specs = [
+            DTensorSpec(given.mesh, placements, tensor_meta=_meta(given.meta))
+            for given, placements in zip(inputs, wanted, strict=True)
+        ]
+        try:
+            return suits(inputs[0].mesh, schema, specs, ())
+        except Exception as error:
+            raise NoRuleError(str(error)) from error
+
+    return accepts
 
 
 def axis_rules(op: OpOverload, args: list, kwargs: dict, num_inputs: int) -> list[AxisRule]:
@@ -87,12 +140,8 @@ def mesh_rules(
     op: OpOverload, args: list, kwargs: dict, inputs: list[ShardedMeta], num_outputs: int
 ) -> list[Choice]:
     """What PyTorch's rule for the whole mesh offers. Raises NoRuleError."""
-    schema = OpSchema(
-        op, tuple(_spec(a) for a in args), {k: _spec(v) for k, v in kwargs.items()},
-        schema_info=_SCHEMA_INFO.get(op),
-    )
     try:
-        strategy = _MESH_RULES[op](_wrap(schema))
+        strategy = _MESH_RULES[op](_wrap(_schema(op, args, kwargs)))
     except Exception as error:
         raise NoRuleError(str(error)) from error
     if not isinstance(strategy, OpStrategy):
@@ -103,6 +152,13 @@ def mesh_rules(
         if choice is not None:
             choices.append(choice)
     return choices
+
+
+def _schema(op: OpOverload, args: list, kwargs: dict) -> OpSchema:
+    return OpSchema(
+        op, tuple(_spec(a) for a in args), {k: _spec(v) for k, v in kwargs.items()},
+        schema_info=_SCHEMA_INFO.get(op),
+    )
 
 
 def _choice(spec: OpSpec, num_inputs: int, num_outputs: int) -> Choice | None:

@@ -5,6 +5,7 @@
 // kernels and sharding rules.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -52,7 +53,7 @@ struct CallEntry {
   // The same for strides: those of a dense local tensor with the dims in the global order.
   std::vector<std::pair<uint16_t, uint16_t>> local_strides;
   // Other operators that give the result on shards, called in place of this one.
-  void (*decomposition)(Stack* stack) = nullptr;
+  std::function<void(Stack* stack)> decomposition;
   std::unique_ptr<CallEntry> next;  // another key of the same hash
 };
 

@@ -1,5 +1,8 @@
 #include "capture/capture.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include <torch/library.h>
 
 #include "capture/call_site.h"
@@ -219,6 +222,21 @@ void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots&
   for (auto& result : results) stack->push_back(std::move(result));
 }
 
+// Gives other sizes to a dense tensor whose dims keep their order in memory.
+void lay_out_as(const c10::SmallVector<int64_t, 5>& sizes, TensorMeta* meta) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return meta->strides[a] > meta->strides[b];
+  });
+  int64_t stride = 1;
+  for (size_t k = order.size(); k-- > 0;) {
+    meta->strides[order[k]] = stride;
+    stride *= std::max<int64_t>(sizes[order[k]], 1);
+  }
+  meta->sizes = sizes;
+}
+
 // The outputs of an operator that only a worker can describe: every return gets a slot,
 // and the workers are asked what came out.
 void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key,
@@ -234,6 +252,7 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
     output.tensors.emplace_back();
   }
   if (key.sharded) work_out_sharding(info, arguments, true, entry);
+  if (entry->decomposition != nullptr) return;
   std::vector<uint32_t> described;
   {
     std::lock_guard<SpinLock> guard(queue.lock);
@@ -256,9 +275,11 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
   c10::SmallVector<uint32_t, 8> kept;
   for (size_t r = 0; r < info.returns.size(); ++r) {
     auto& output = entry->outputs[r];
-    const uint32_t sharding = output.tensors[0].sharding;
+    const TensorMeta planned = output.tensors[0];
     output.tensors[0] = metas[r];
-    output.tensors[0].sharding = sharding;
+    output.tensors[0].sharding = planned.sharding;
+    // A worker that holds a part describes the part.
+    if (!planned.sizes.empty()) lay_out_as(planned.sizes, &output.tensors[0]);
     const auto& info_r = info.returns[r];
     if (info_r.viewed_argument >= 0 && !info.absolute_offset) {
       output.tensors[0].offset = 0;  // relative: a worker's own offsets mean nothing here
@@ -382,7 +403,9 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     counters().misses += 1;
   }
   if (C10_UNLIKELY(entry->decomposition != nullptr)) {
-    entry->decomposition(stack);
+    // A copy: the operators it calls may make room among the entries.
+    const auto decomposition = entry->decomposition;
+    decomposition(stack);
     return;
   }
   push_outputs(info, *entry, slots, key.position, stack);

@@ -22,9 +22,11 @@ constexpr std::string_view kMeasured[] = {
 constexpr std::string_view kSilentViews[] = {"aten::_unsafe_view", "aten::_reshape_alias",
                                              "aten::lift_fresh", "aten::lift"};
 
-// Scalars that shape the output, so that their value belongs to the key.
-constexpr std::string_view kShapedByScalars[] = {"aten::arange", "aten::range", "aten::linspace",
-                                                 "aten::logspace", "aten::bucketize"};
+// Scalars that shape the output, or decide how the values of shards are put together, so that
+// their value belongs to the key.
+constexpr std::string_view kShapedByScalars[] = {
+    "aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::bucketize",
+    "aten::linalg_vector_norm", "aten::linalg__powsum", "aten::_foreach_norm", "aten::norm"};
 
 constexpr std::string_view kHostIndices[] = {"aten::index", "aten::index_put", "aten::index_put_",
                                              "aten::_index_put_impl_", "aten::_unsafe_index",

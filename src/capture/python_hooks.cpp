@@ -2,9 +2,11 @@
 
 #include "capture/sharded_decompositions.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
 
 namespace dtorch {
 namespace {
@@ -67,6 +69,38 @@ std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots) {
   return metas;
 }
 
+bool is_dtype_argument(const c10::Argument& argument) {
+  auto type = argument.real_type();
+  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  return type->kind() == c10::TypeKind::ScalarTypeType;
+}
+
+// A decomposition that is written in Python: the operator's arguments to its results.
+void decompose_in_python(const c10::FunctionSchema& schema, PyObject* function, Stack* stack) {
+  py::gil_scoped_acquire gil;
+  const auto& arguments = schema.arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  py::list positional;
+  py::dict named;
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    const bool is_dtype = values[a].isInt() && is_dtype_argument(arguments[a]);
+    auto value = is_dtype ? py::cast(static_cast<at::ScalarType>(values[a].toInt()))
+                          : torch::jit::toPyObject(values[a]);
+    if (arguments[a].kwarg_only()) {
+      named[arguments[a].name().c_str()] = std::move(value);
+    } else {
+      positional.append(std::move(value));
+    }
+  }
+  auto made = checked(PyObject_Call(function, py::tuple(positional).ptr(), named.ptr()));
+  torch::jit::drop(*stack, arguments.size());
+  const auto& returns = schema.returns();
+  for (size_t r = 0; r < returns.size(); ++r) {
+    const py::object result = returns.size() == 1 ? made : py::object(made[py::int_(r)]);
+    stack->push_back(torch::jit::toIValue(result, returns[r].type()));
+  }
+}
+
 void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
                        CallEntry* entry) {
   py::gil_scoped_acquire gil;
@@ -108,10 +142,19 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
     entry->decomposition = sharded_decomposition(answer.cast<std::string>());
     return;
   }
+  if (PyCallable_Check(answer.ptr())) {
+    // Never freed: it is a function of a module.
+    entry->decomposition = [&schema = info.handle.schema(),
+                            function = answer.release().ptr()](Stack* stack) {
+      decompose_in_python(schema, function, stack);
+    };
+    return;
+  }
   using Pairs = std::vector<std::pair<int, int>>;
-  auto [moves, shardings, local_sizes, local_strides] =
+  auto [moves, shardings, local_sizes, local_strides, global_sizes] =
       answer.cast<std::tuple<std::vector<std::tuple<int, uint32_t, uint32_t, bool>>,
-                             std::vector<uint32_t>, Pairs, Pairs>>();
+                             std::vector<uint32_t>, Pairs, Pairs,
+                             std::vector<std::vector<int64_t>>>>();
   for (const auto& [input, from, to, restore] : moves) {
     entry->moves.push_back({static_cast<uint16_t>(input), from, to, restore});
   }
@@ -123,7 +166,12 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
   }
   size_t next = 0;
   for (auto& output : entry->outputs) {
-    for (auto& meta : output.tensors) meta.sharding = shardings.at(next++);
+    for (auto& meta : output.tensors) {
+      if (!global_sizes.empty()) {
+        meta.sizes.assign(global_sizes.at(next).begin(), global_sizes.at(next).end());
+      }
+      meta.sharding = shardings.at(next++);
+    }
   }
 }
 

@@ -24,7 +24,8 @@ PythonHooks& python_hooks();
 at::Tensor read_value(const at::Tensor& tensor);
 std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots);
 // Asks dtorch_mpi.sharding how a call with sharded inputs runs; fills the entry's moves,
-// output shardings and local sizes. `measured`: its outputs are not known beforehand.
+// output shardings and local sizes. `measured`: its outputs are not known beforehand; where they
+// will be cut, the entry gets their global sizes.
 void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
                        CallEntry* entry);
 // In a catch block: lets a Ctrl-C that came in a Python kernel go on to the user.

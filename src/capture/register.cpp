@@ -18,7 +18,14 @@ constexpr std::string_view kOwnKernels[] = {
     "aten::_thnn_fused_gru_cell", "aten::_thnn_fused_gru_cell_backward",
     "aten::_nested_tensor_from_mask_left_aligned", "aten::_has_compatible_shallow_copy_type"};
 
+// The same, with all their overloads: in-place views, and what else gives a tensor other sizes.
+constexpr std::string_view kReshaping[] = {"aten::squeeze_", "aten::unsqueeze_", "aten::t_",
+                                           "aten::transpose_", "aten::as_strided_", "aten::resize_"};
+
 bool has_own_kernel(const c10::OperatorName& name) {
+  for (auto own : kReshaping) {
+    if (own == name.name) return true;
+  }
   if (!name.overload_name.empty()) return false;
   for (auto own : kOwnKernels) {
     if (own == name.name) return true;

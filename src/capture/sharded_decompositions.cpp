@@ -6,6 +6,8 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/core/stack.h>
 
+#include <cmath>
+
 namespace dtorch {
 namespace {
 
@@ -26,6 +28,16 @@ void nll_loss_forward(Stack* stack) {
 // The root of the sum of powers: the sum is what shards can add up.
 Tensor norm(const Tensor& tensor, const at::Scalar& ord, at::OptionalIntArrayRef dim, bool keepdim,
             std::optional<at::ScalarType> dtype) {
+  const auto dims = dim.has_value() ? dim->vec() : std::vector<int64_t>();
+  if (ord.toDouble() == 0) {
+    auto count = dims.empty() ? (tensor != 0).sum() : (tensor != 0).sum(dims, keepdim);
+    return count.to(dtype.value_or(c10::toRealValueType(tensor.scalar_type())));
+  }
+  if (std::isinf(ord.toDouble())) {
+    auto size = tensor.abs();
+    if (dtype) size = size.to(*dtype);
+    return ord.toDouble() > 0 ? size.amax(dims, keepdim) : size.amin(dims, keepdim);
+  }
   return at::linalg__powsum(tensor, ord, dim, keepdim, dtype).pow(1.0 / ord.toDouble());
 }
 

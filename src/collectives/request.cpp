@@ -1,6 +1,7 @@
 #include "collectives/request.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 
 #include <cassert>
 #include <sstream>

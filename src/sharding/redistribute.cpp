@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "sharding/reshard.h"
+
 namespace dtorch {
 
 std::vector<RedistributeStep> plan_redistribute(const Placements& from, const Placements& to) {
@@ -215,6 +217,8 @@ at::Tensor redistribute(const at::Tensor& local, std::span<const int64_t> global
   const auto expected = local_sizes(global_sizes, mesh.shape, from, member.coordinate);
   TORCH_CHECK_VALUE(local.sizes() == at::IntArrayRef(expected), "expected a local tensor of sizes ",
                     at::IntArrayRef(expected), " under ", to_string(from), ", got ", local.sizes());
+  if (should_reshard(global_sizes, mesh, from, to))
+    return reshard(local, global_sizes, mesh, member, from, to);
   auto current = from;
   at::Tensor result = local;
   for (const auto& step : plan_redistribute(from, to)) {

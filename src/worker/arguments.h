@@ -1,6 +1,8 @@
 // Values of a record as arguments of a LibTorch call on this worker.
 #pragma once
 
+#include <ATen/ops/scalar_tensor.h>
+
 #include "worker/state.h"
 
 namespace dtorch {

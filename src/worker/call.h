@@ -6,6 +6,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "capture/operator_info.h"
@@ -364,12 +365,12 @@ inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number
     put_tensor(state, output, {}, to_number);
     return;
   }
-  check_placements(sizes.size(), mesh.shape, before);
-  check_placements(sizes.size(), mesh.shape, to->placements);
   auto& input = state.known_slot(number);
   FailurePtr failure = failure_of(state, input);
   at::Tensor local = input.tensor;
   try {
+    check_placements(sizes.size(), mesh.shape, before);
+    check_placements(sizes.size(), mesh.shape, to->placements);
     const auto expected = local_sizes(sizes, mesh.shape, before, member->coordinate);
     if (!failure && local.defined() &&
         (local.sizes() != c10::IntArrayRef(expected) || local.scalar_type() != dtype)) {

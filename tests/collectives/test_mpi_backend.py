@@ -34,10 +34,6 @@ def mpirun(size, *command, seconds):
     paths = [str(ROOT), str(Path(sys.modules["dtorch_mpi"].__path__[0]).parent)]
     environment["PYTHONPATH"] = os.pathsep.join([*paths, environment.get("PYTHONPATH", "")])
     environment["OMP_NUM_THREADS"] = "1"
-    # Open MPI refuses more ranks than cores, and root, unless told.
-    environment |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                    "OMPI_MCA_hwloc_base_binding_policy": "none"}
     return subprocess.run([*shlex.split(MPIRUN), "-n", str(size), sys.executable, *command],
                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, timeout=seconds)

@@ -95,6 +95,7 @@ ROWS = [6, 5, 1]
         (aten.roll.default, ([1], [0])),
         (aten.argmax.default, (0,)),
         (aten._to_copy.default, ()),
+        (aten.view.dtype, (torch.int64,)),
     ],
     ids=str,
 )
@@ -116,6 +117,7 @@ def test_of_one_tensor(mesh, op, extra, rows):
         (aten.sum.default, ()),
         (aten.amax.default, ([0],)),
         (aten.clone.default, ()),
+        (aten.view.dtype, (torch.int64,)),
         (aten.view.default, ([3, 8],)),
         (aten._to_copy.default, ()),
         (aten.zero_.default, ()),
@@ -311,6 +313,25 @@ def test_indexing(mesh, accumulate):
                Placed(randn(2, 4), whole), accumulate), mesh=mesh)
 
 
+def test_gather_and_scatter(mesh):
+    # 4, 8 and 12 rows can be cut alike by these meshes, so that only their being compared tells
+    # them apart.
+    for rows, taken in ((4, 4), (8, 4), (8, 8), (12, 4), (5, 5), (6, 5)):
+        index = torch.randint(0, 4, (taken, 4))
+        for source, lies in pairs(mesh, 2, 2):
+            if P in lies:
+                continue
+            x, i = Placed(randn(rows, 4), source), Placed(index, lies)
+            check(aten.gather.default, (x, 1, i), mesh=mesh)
+            check(aten.scatter_add.default, (x, 1, i, Placed(randn(taken, 4), lies)), mesh=mesh)
+
+
+def test_split_into_more(mesh):
+    for rows in (4, 8, 12, 6):
+        for placements in layouts(mesh, 2):
+            check(aten.split.Tensor, (Placed(randn(rows, 4), placements), 2), mesh=mesh)
+
+
 def test_batch_norm(mesh):
     for placements in layouts(mesh, 2):
         whole = (R,) * mesh.ndim
@@ -324,6 +345,18 @@ def test_convolution(mesh):
         args = (Placed(randn(4, 2, 7), x), Placed(randn(6, 2, 3), w),
                 Placed(randn(6), (R,) * mesh.ndim), [1], [1], [1], False, [0], 1)
         check(aten.convolution.default, args, mesh=mesh)
+
+
+@pytest.mark.parametrize("width", [8, 12, 16, 10])
+def test_convolution_of_patches(mesh, width):
+    weight = Placed(randn(3, 2, 4), (R,) * mesh.ndim)
+    step = [[4], [0], [1], False, [0], 1]
+    for x, grad in list(pairs(mesh, 3, 3))[:: 1 if mesh.ndim == 1 else 13]:
+        image = Placed(randn(4, 2, width), x)
+        check(aten.convolution.default, (image, weight, None, *step), mesh=mesh)
+        check(aten.convolution_backward.default,
+              (Placed(randn(4, 3, width // 4), grad), image, weight, None, *step,
+               [True, True, False]), mesh=mesh)
 
 
 def test_dropout_mask_of_replicas_and_shards(mesh):

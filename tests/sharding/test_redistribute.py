@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from dtorch_mpi import _sharding
 from dtorch_mpi.sharding.placements import pack, unpack
 
-MESHES = [(2,), (3,), (4,), (2, 2)]
+MESHES = [(2,), (3,), (4,), (2, 2), (2, 3)]
 SIZES = [(8, 4), (5, 3), (1, 7), (0, 3), (12, 1)]
 AXIS_PLACEMENTS = [Replicate(), Shard(0), Shard(1), Partial("sum"), Partial("max")]
 

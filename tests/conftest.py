@@ -1,0 +1,14 @@
+"""What mpirun of Open MPI needs in tests; MPICH's looks at none of it.
+
+Unless told, it refuses root and more ranks than cores, and pins each rank to a core.
+"""
+
+import os
+
+os.environ |= {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # Open MPI 4, then 5.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}  # fmt: skip
