@@ -25,7 +25,7 @@ def _cut(inputs, outputs, dim):
     wanted = []
     for given in inputs:
         own = dim - (outputs[0].ndim - given.meta.ndim)
-        is_cut = own >= 0 and (given.meta.shape[own] > 1 or outputs[0].shape[dim] == 1)
+        is_cut = own >= 0 and (given.meta.shape[own] != 1 or outputs[0].shape[dim] == 1)
         wanted.append(Shard(own) if is_cut else Replicate())
     return AxisRule((Shard(dim),) * len(outputs), tuple(wanted))
 

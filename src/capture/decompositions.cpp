@@ -146,6 +146,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
           has_bias ? grad_hidden.sum(0) : Tensor()};
 }
 
+// ---- sizes of random operators that PyTorch has no meta kernel for -----------------------------
+Tensor binomial_meta(const Tensor& count, const Tensor&, OptionalGenerator) {
+  return at::empty_like(count, at::MemoryFormat::Contiguous);
+}
+Tensor dirichlet_meta(const Tensor& alpha, OptionalGenerator) {
+  return at::empty_like(alpha, at::MemoryFormat::Contiguous);
+}
+
 // "No" keeps TransformerEncoder on its ordinary path, away from nested tensors.
 bool nested_tensor_from_mask_left_aligned(const Tensor&, const Tensor&) { return false; }
 
@@ -165,6 +173,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_thnn_fused_gru_cell", &gru_cell);
   library.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
   library.impl("_nested_tensor_from_mask_left_aligned", &nested_tensor_from_mask_left_aligned);
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("binomial", &binomial_meta);
+  library.impl("_sample_dirichlet", &dirichlet_meta);
 }
 
 }  // namespace dtorch

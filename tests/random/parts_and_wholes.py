@@ -1,6 +1,6 @@
 """Prints what randn on shards takes of what it takes whole, time and peak memory, on four workers.
 
-`python parts_and_wholes.py N`: numbers to make; 2 * 10^7 by default.
+`python parts_and_wholes.py N`: numbers to make; 5 * 10^7 by default.
 """
 
 import sys
@@ -10,7 +10,7 @@ import torch
 
 import dtorch_mpi as dt
 
-N = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000_000
+N = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000_000
 
 dt.init()
 mesh = dt.init_device_mesh((dt.num_workers(),))
