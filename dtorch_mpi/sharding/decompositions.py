@@ -52,6 +52,8 @@ _CLASSES = {
     aten.nll_loss_backward.default: decompositions_classes.nll_loss_backward,
     aten.nll_loss2d_backward.default: decompositions_classes.nll_loss_backward,
 }
+# Where their input stands among the arguments.
+_LAYER_NORMS = {aten.native_layer_norm.default: 0, aten.native_layer_norm_backward.default: 1}
 _MEANS = {
     aten.nll_loss_forward.default: nll_loss_forward,
     aten.nll_loss2d_forward.default: nll_loss2d_forward,
@@ -75,4 +77,10 @@ def decomposition_of(op, args: list, inputs: list[ShardedMeta]):
         position, function = MEAN_LOSSES[op]
         reduction = args[position] if len(args) > position else _MEAN
         return function if reduction == _MEAN else None
+    if op in _LAYER_NORMS:
+        # A weight that is cut is gathered for less.
+        given = args[_LAYER_NORMS[op]]
+        first = given.meta.ndim - len(args[_LAYER_NORMS[op] + 1])
+        if not any(isinstance(p, Shard) and p.dim >= first for p in given.placements):
+            return None
     return DECOMPOSITIONS.get(op) or decompositions_norm.DECOMPOSITIONS.get(op)

@@ -226,11 +226,22 @@ def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpShar
         if wrong is not None:
             reason = wrong
         elif not result.fallback:
+            # Shards that would change places may well be reduced where they are.
+            if _moves_shards(inputs, result.inputs):
+                result = replace(result, decomposition=decomposition_of(op, args, inputs))
             return result
         else:
             best = best or result
     best = best or replicate_everything(mesh, inputs, outputs, written, reason)
     return replace(best, decomposition=decomposition_of(op, args, inputs))
+
+
+def _moves_shards(inputs: list[ShardedMeta], wanted: list[Placements]) -> bool:
+    return any(
+        isinstance(before, Shard) and before != after
+        for given, placements in zip(inputs, wanted, strict=True)
+        for before, after in zip(given.placements, placements, strict=True)
+    )
 
 
 def _ways(op, facts, args, kwargs, call: Call, outputs) -> Iterator[Callable]:

@@ -64,7 +64,7 @@ for _position, _default, _operators in (
              aten.glu_backward)),
 ):
     register(*_operators)(_keeps_shape(_position, "dim", _default))
-register(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)(
+register(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default, empty=False)(
     _keeps_shape(1, "dim", None)
 )
 register(aten.sort.stable)(_keeps_shape(9, "dim"))

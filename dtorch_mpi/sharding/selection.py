@@ -69,26 +69,25 @@ def select(call: Call, rules: list[AxisRule], accepts: Accepts | None = None) ->
     other = _select_without_gathering(call, rules, accepts)
     if choice is None or other is None:
         return other or choice
+    gathered = gathered_inputs(call, choice)
+    if _gives_up_batch(call, choice, other, gathered):
+        return choice
     limit = _total_cost(call, choice) + sum(
-        _GATHER_LATENCY + _num_bytes(call.inputs[index].meta)
-        for index in gathered_inputs(call, choice)
+        _GATHER_LATENCY + _num_bytes(call.inputs[index].meta) for index in gathered
     )
-    if _num_batches_kept(call, choice) > _num_batches_kept(call, other):
-        limit *= _KEEP_BATCH
     return other if _total_cost(call, other) <= limit else choice
 
 
-def _num_batches_kept(call: Call, choice: Choice) -> int:
-    """On how many axes an input and the first output keep being cut by rows."""
-    if not choice.outputs or choice.outputs[0] is None:
-        return 0
-    return sum(
-        made == Shard(0) and any(
-            given.placements[axis] == wanted[axis] == Shard(0)
-            and given.meta.shape[0] == call.outputs[0].shape[0]
-            for given, wanted in zip(call.inputs, choice.inputs, strict=True)
+def _gives_up_batch(call: Call, choice: Choice, other: Choice, gathered: list[int]) -> bool:
+    """Whether ``other`` moves a batch, which stays where it is, to spare something smaller."""
+    spared = max(call.inputs[index].meta.numel() for index in gathered)
+    return any(
+        given.meta.numel() > spared
+        and any(
+            before == stays == Shard(0) != after
+            for before, stays, after in zip(given.placements, kept, moved, strict=True)
         )
-        for axis, made in enumerate(choice.outputs[0])
+        for given, kept, moved in zip(call.inputs, choice.inputs, other.inputs, strict=True)
     )
 
 

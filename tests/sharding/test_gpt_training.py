@@ -121,7 +121,8 @@ def test_fully_sharded(workers, foreach):
     for op, sizes in moved(tracer, 0, Partial, Replicate):
         assert len(sizes) == 0, f"{op} sums {sizes} on every worker"
     scattered = moved(tracer, 0, Partial, Shard)
-    assert not moved(tracer, 0, Shard, Shard)
+    # The table of positions, whose result is smaller than itself, may be cut the other way.
+    assert {op for op, _ in moved(tracer, 0, Shard, Shard)} <= {"aten.embedding.default"}
     assert sum(scattered.values()) == 2 * len(list(GPT().parameters()))
 
 

@@ -1,0 +1,68 @@
+"""A class dim that is cut is not gathered: by the decisions taken, and by what workers hold."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dtorch_mpi as dt
+
+TOLERANCE = dict(rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    dt.init(workers=3)
+    yield dt.init_device_mesh((3,))
+    dt.shutdown()
+
+
+def gathered(before):
+    return [entry for entry in dt.debug.fallbacks() if entry not in before]
+
+
+@pytest.mark.parametrize("classes", [9, 10])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy(mesh, classes, reduction, weighted):
+    torch.manual_seed(0)
+    scores, target = torch.randn(7, classes), torch.randint(0, classes, (7,))
+    target[2] = -100
+    weight = torch.rand(classes) if weighted else None
+    expected = scores.clone().requires_grad_()
+    loss = F.cross_entropy(expected, target, weight, reduction=reduction)
+    loss.sum().backward()
+
+    before = dt.debug.fallbacks()
+    cut = dt.distribute_tensor(scores, mesh, [dt.Shard(1)]).requires_grad_()
+    placed = None if weight is None else dt.distribute_tensor(weight, mesh, [dt.Shard(0)])
+    found = F.cross_entropy(
+        cut, dt.distribute_tensor(target, mesh, [dt.Replicate()]), placed, reduction=reduction
+    )
+    found.sum().backward()
+    torch.testing.assert_close(found.detach().cpu(), loss.detach(), **TOLERANCE)
+    torch.testing.assert_close(cut.grad.cpu(), expected.grad, **TOLERANCE)
+    assert not any("softmax" in name or "nll" in name for name, *_ in gathered(before))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.softmax(1), lambda x: x.log_softmax(1), lambda x: x.logsumexp(1),
+        lambda x: x.argmax(1), lambda x: x.argmin(1), lambda x: x.argmax(), lambda x: x.mean(),
+        lambda x: x.var(1), lambda x: x.std(), lambda x: x.tril(), lambda x: x.triu(1),
+        lambda x: x[:, :7].trace(), lambda x: F.layer_norm(x, (10,)),
+        lambda x: x.norm(float("inf")),
+    ],
+)
+def test_reductions_over_a_cut_dim(mesh, function):
+    torch.manual_seed(0)
+    full = torch.randn(7, 10)
+    cut = dt.distribute_tensor(full, mesh, [dt.Shard(1)])
+    torch.testing.assert_close(function(cut).cpu(), function(full), **TOLERANCE)
+
+
+def test_the_first_nan_is_the_greatest(mesh):
+    full = torch.tensor([[1.0, 5.0, float("nan"), 7.0, float("nan"), 2.0]])
+    cut = dt.distribute_tensor(full, mesh, [dt.Shard(1)])
+    assert cut.argmax(1).cpu().tolist() == full.argmax(1).tolist() == [2]
+    assert cut.argmin().cpu().tolist() == full.argmin().tolist() == 2
