@@ -1,5 +1,7 @@
 """Meshes and shardings: PyTorch's own classes, and the numbers that workers know them by."""
 
+import threading
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -7,6 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from . import _core, _sharding
 from .sharding.placements import pack
 
+_lock = threading.RLock()  # of the tables, while a number is given out
 _meshes = {}  # (workers, shape, names) -> number
 _mesh_of = {}  # number -> DeviceMesh
 _shardings = {}  # (mesh number, packed placements) -> number
@@ -56,10 +59,15 @@ def mesh_number(mesh):
     key = (workers, tuple(mesh.mesh.shape), mesh.mesh_dim_names)
     number = _meshes.get(key)
     if number is None:
-        number = _meshes[key] = len(_meshes) + 1
-        _mesh_of[number] = mesh
-        _sharding.define_mesh(number, list(mesh.mesh.shape), list(workers))
-        _core.define_mesh(number, list(mesh.mesh.shape), list(workers))
+        with _lock:
+            number = _meshes.get(key)
+            if number is None:
+                number = len(_meshes) + 1
+                _sharding.define_mesh(number, list(mesh.mesh.shape), list(workers))
+                _core.define_mesh(number, list(mesh.mesh.shape), list(workers))
+                _mesh_of[number] = mesh
+                # Last: another thread that finds the number may use it at once.
+                _meshes[key] = number
     return number
 
 
@@ -84,10 +92,14 @@ def sharding_number(mesh, placements):
     key = (number_of_mesh, packed)
     number = _shardings.get(key)
     if number is None:
-        number = _shardings[key] = len(_shardings) + 1
-        _sharding_of[number] = (_mesh_of[number_of_mesh], placements)
-        _sharding.define_sharding(number, number_of_mesh, list(packed))
-        _core.define_sharding(number, number_of_mesh, list(packed))
+        with _lock:
+            number = _shardings.get(key)
+            if number is None:
+                number = len(_shardings) + 1
+                _sharding.define_sharding(number, number_of_mesh, list(packed))
+                _core.define_sharding(number, number_of_mesh, list(packed))
+                _sharding_of[number] = (_mesh_of[number_of_mesh], placements)
+                _shardings[key] = number
     return number
 
 
@@ -105,3 +117,4 @@ def forget_all():
     """The workers are gone, and with them what the numbers mean."""
     for table in (_meshes, _mesh_of, _shardings, _sharding_of):
         table.clear()
+    _sharding.forget_all()

@@ -106,6 +106,7 @@ cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
         uint64_t bytes_issued()
         uint64_t bytes_executed()
         uint64_t live_slots()
+        void check_alive(uint32_t generation) except +
         uint64_t max_records
         uint64_t max_bytes
 
@@ -167,6 +168,7 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
     cppclass Slot:
         uint32_t id
         uint32_t sharding
+        uint32_t generation
     Slot& slot_of(const Tensor&) except +
     cbool on_workers(const Tensor&)
 
@@ -196,19 +198,28 @@ cdef const Tensor* distributed(object tensor) except NULL:
     return unpacked
 
 
+cdef Slot* live_slot(object tensor) except NULL:
+    cdef Slot* found = &slot_of(distributed(tensor)[0])
+    RecordQueue.get().check_alive(found.generation)
+    return found
+
+
 def default_generator():
     """The device's torch.Generator."""
     return dtorch_default_generator()
 
 
 def slot(tensor):
-    """The number under which the workers know the tensor."""
-    return slot_of(distributed(tensor)[0]).id
+    """The number under which the workers know the tensor; RuntimeError if they are gone."""
+    return live_slot(tensor).id
 
 
 def sharding(tensor):
-    """The number of the tensor's sharding; 0 is replicated on the default mesh."""
-    return slot_of(distributed(tensor)[0]).sharding
+    """The number of the tensor's sharding; 0 is replicated on the default mesh.
+
+    RuntimeError if the workers that hold it are gone, and with them what the number means.
+    """
+    return live_slot(tensor).sharding
 
 
 def upload(tensor, uint32_t sharding):

@@ -1,4 +1,5 @@
 // Records that no operator call makes: data in, values out, definitions.
+#include <algorithm>
 #include <unordered_set>
 
 #include <ATen/ops/empty.h>
@@ -25,9 +26,15 @@ void emit(size_t words, Write&& write) {
   queue.commit(writer.end());
 }
 
-std::unordered_set<uint32_t>& holds_partial_sums() {
-  static std::unordered_set<uint32_t> shardings;
-  return shardings;
+// The numbers of the shardings with a Partial.
+struct PartialShardings {
+  SpinLock lock;
+  std::unordered_set<uint32_t> numbers;
+};
+
+PartialShardings& partial_shardings() {
+  static auto* instance = new PartialShardings;
+  return *instance;
 }
 
 }  // namespace
@@ -74,7 +81,7 @@ at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
 
 at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
   RecordQueue::get().throttle();
-  RecordQueue::get().check_alive(slot_of(tensor).id);
+  RecordQueue::get().check_alive(slot_of(tensor).generation);
   uint32_t slot;
   emit(kHeaderWords + 8 + 2 * tensor.dim(), [&](Writer& writer, RecordQueue& q, uint32_t site) {
     slot = q.take_slot();
@@ -90,7 +97,6 @@ at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
 }
 
 void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding) {
-  if (kind != Kind::kSync) RecordQueue::get().check_alive(slot);
   emit(kHeaderWords + 10, [&](Writer& writer, RecordQueue&, uint32_t site) {
     writer.begin(kind, 0, slot, site);
     writer.promise(promise);
@@ -135,12 +141,21 @@ void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef worke
   });
 }
 
-bool sharding_is_splitting(uint32_t sharding) { return !holds_partial_sums().contains(sharding); }
+bool sharding_is_splitting(uint32_t sharding) {
+  auto& partial = partial_shardings();
+  std::lock_guard<SpinLock> guard(partial.lock);
+  return !partial.numbers.contains(sharding);
+}
 
 void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements) {
   constexpr int64_t kPartial = 2;
-  for (int64_t packed : placements) {
-    if ((packed & 0xff) == kPartial) holds_partial_sums().insert(number);
+  const bool is_partial = std::any_of(placements.begin(), placements.end(),
+                                      [](int64_t packed) { return (packed & 0xff) == kPartial; });
+  {
+    auto& partial = partial_shardings();
+    std::lock_guard<SpinLock> guard(partial.lock);
+    partial.numbers.erase(number);  // of workers that were shut down
+    if (is_partial) partial.numbers.insert(number);
   }
   emit(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, RecordQueue&, uint32_t site) {
     writer.begin(Kind::kDefineSharding, 0, number, site);

@@ -4,9 +4,12 @@
 
 namespace dtorch {
 
+Slot::Slot(uint32_t id, uint32_t sharding)
+    : id(id), sharding(sharding), generation(RecordQueue::get().generation()) {}
+
 Slot::~Slot() {
   leave_aliases();
-  RecordQueue::get().free_slot(id);
+  RecordQueue::get().free_slot(id, generation);
 }
 
 void check_device(c10::Device device) {

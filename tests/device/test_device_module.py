@@ -130,3 +130,18 @@ def test_tensors_of_a_runtime_that_was_shut_down():
         assert (y + 2).tolist() == [3, 3]
     finally:
         dt.shutdown()
+
+
+def test_many_tensors_that_outlive_their_workers():
+    dt.shutdown()
+    dt.init(workers=2)
+    first = [torch.zeros(1, device="dtorch") for _ in range(70_000)]
+    dt.shutdown()
+    dt.init(workers=2)
+    try:
+        second = [torch.full((1,), float(i), device="dtorch") for i in range(3)]
+        del first
+        second += [torch.full((1,), float(i), device="dtorch") for i in range(3, 6)]
+        assert torch.cat(second).tolist() == [0, 1, 2, 3, 4, 5]
+    finally:
+        dt.shutdown()
