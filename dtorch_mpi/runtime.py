@@ -410,8 +410,8 @@ def _after_fork_in_child():
 
 def register():
     """Make the device known to PyTorch; runs once, at import."""
-    from . import loading, printing, tensor
-    from .device_module import max_memory_allocated, memory_allocated
+    from . import endings, loading, printing, tensor
+    from .device_module import max_memory_allocated, memory_allocated, reset_peak_memory_stats
     from .sharding.hook import shard
 
     def describe(slots):
@@ -436,7 +436,7 @@ def register():
 
     _core.register(
         read=tensor.read, describe=describe, shard=shard, start=init, drain=check, synchronize=sync,
-        measure=measure,
+        measure=measure, reset_peak=reset_peak_memory_stats, arrived=loading.arrived,
     )
     # The CPU's: workers' kernels follow its lists. PyTorch's default for other devices is float16.
     torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))

@@ -37,18 +37,21 @@ cdef extern from *:
     #include "tensor/slot.h"
 
     static void dtorch_register() {
-      dtorch::register_device([] {
-        pybind11::gil_scoped_acquire gil;
-        auto done = pybind11::reinterpret_steal<pybind11::object>(
-            PyObject_CallNoArgs(dtorch::python_hooks().synchronize));
-        if (!done) { python_error error; error.persist(); throw error; }
-      }, [] {
-        pybind11::gil_scoped_acquire gil;
-        auto figures = pybind11::reinterpret_steal<pybind11::object>(
-            PyObject_CallNoArgs(dtorch::python_hooks().measure));
-        if (!figures) { python_error error; error.persist(); throw error; }
-        const auto [bytes, peak] = figures.cast<std::pair<int64_t, int64_t>>();
-        return dtorch::MemoryFigures{bytes, peak};
+      dtorch::register_device({
+        .synchronize = [] {
+          pybind11::gil_scoped_acquire gil;
+          dtorch_call(dtorch::python_hooks().synchronize);
+        },
+        .measure = [] {
+          pybind11::gil_scoped_acquire gil;
+          const auto [bytes, peak] =
+              dtorch_call(dtorch::python_hooks().measure).cast<std::pair<int64_t, int64_t>>();
+          return dtorch::MemoryFigures{bytes, peak};
+        },
+        .reset_peak = [] {
+          pybind11::gil_scoped_acquire gil;
+          dtorch_call(dtorch::python_hooks().reset_peak);
+        },
       });
       dtorch::register_capture();
       dtorch::register_autocast();
@@ -146,6 +149,8 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
         PyObject* drain
         PyObject* synchronize
         PyObject* measure
+        PyObject* reset_peak
+        PyObject* arrived
     PythonHooks& python_hooks()
 
 
@@ -173,10 +178,10 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
     cbool on_workers(const Tensor&)
 
 
-def register(*, read, describe, shard, start, drain, synchronize, measure):
+def register(*, read, describe, shard, start, drain, synchronize, measure, reset_peak, arrived):
     """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
     cdef PythonHooks* hooks = &python_hooks()
-    for hook in (read, describe, shard, start, drain, synchronize, measure):
+    for hook in (read, describe, shard, start, drain, synchronize, measure, reset_peak, arrived):
         Py_INCREF(hook)
     hooks.read = <PyObject*>read
     hooks.describe = <PyObject*>describe
@@ -185,6 +190,8 @@ def register(*, read, describe, shard, start, drain, synchronize, measure):
     hooks.drain = <PyObject*>drain
     hooks.synchronize = <PyObject*>synchronize
     hooks.measure = <PyObject*>measure
+    hooks.reset_peak = <PyObject*>reset_peak
+    hooks.arrived = <PyObject*>arrived
     dtorch_register()
 
 

@@ -99,8 +99,18 @@ def test_accelerator_memory():
     assert torch.accelerator.memory_allocated() - before == 40_000
     assert torch.accelerator.max_memory_allocated() >= 40_000
     torch.accelerator.empty_cache()
-    torch.accelerator.reset_peak_memory_stats()
     del x
+
+
+@pytest.mark.parametrize("module", [torch.accelerator, torch.dtorch], ids=["accelerator", "device"])
+def test_reset_of_the_peak(module):
+    before = module.max_memory_allocated()
+    x = torch.ones(200 << 20, dtype=torch.uint8, device="dtorch")
+    assert module.max_memory_allocated() > before
+    peak = module.max_memory_allocated()
+    del x
+    module.reset_peak_memory_stats()
+    assert module.max_memory_allocated() < peak - (100 << 20)
 
 
 def test_capabilities():
