@@ -85,6 +85,7 @@ def start(settings, launch):
 
     running = Runtime(settings, hosted.workers if hosted else [], links, len(ranks), stop)
     running.end_job = end_failed_job
+    running.first_rank = first_rank
     running.start()
     return running
 

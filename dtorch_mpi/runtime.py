@@ -35,6 +35,7 @@ class Runtime:
         self._unread = deque()  # answers that nobody took
         self._unread_failures = deque()
         self.groups = None
+        self.first_rank = None  # under MPI: worker 0's
         self.end_job = None  # under MPI: leaves with all ranks after a failure
         self.closed = False
         self.controller = _controller.Controller(
@@ -136,6 +137,12 @@ class Runtime:
                 self._raised.add(failure[2])
                 return failure
         return None
+
+    def error(self, failure):
+        """The WorkerError for a failure as a reply brings it."""
+        *_, worker, _ = failure
+        rank = None if self.first_rank is None else self.first_rank + worker
+        return WorkerError(*failure, rank)
 
     def worker_memory(self):
         from .kernels import memory
@@ -456,7 +463,7 @@ def _description(running, replies):
     failures = [failure for _, failure in parts if failure is not None]
     failure = running.not_yet_raised(failures, certain=True)
     if failure is not None:
-        raise WorkerError(*failure)
+        raise running.error(failure)
     words = next(value for value, _ in parts if value is not None).tolist()
     if not words:
         return None
