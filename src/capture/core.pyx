@@ -23,6 +23,9 @@ cdef extern from "c10/util/ArrayRef.h" namespace "c10":
 
 cdef extern from *:
     """
+    #include <stdlib.h>
+    #include <unistd.h>
+
     #include <pybind11/pybind11.h>
     #include <torch/csrc/Exceptions.h>
     #include <torch/csrc/utils/pybind.h>
@@ -36,6 +39,21 @@ cdef extern from *:
     #include "tensor/generator.h"
     #include "tensor/slot.h"
 
+    // Only the C library knows the code with which the interpreter ends.
+    static void dtorch_fail_at_exit() {
+      on_exit([](int code, void*) {
+        if (code != 0) return;
+        std::fflush(nullptr);
+        _exit(1);
+      }, nullptr);
+    }
+
+    // Needs the GIL.
+    static pybind11::object dtorch_call(PyObject* hook) {
+      auto result = pybind11::reinterpret_steal<pybind11::object>(PyObject_CallNoArgs(hook));
+      if (!result) { python_error error; error.persist(); throw error; }
+      return result;
+    }
     static void dtorch_register() {
       dtorch::register_device({
         .synchronize = [] {
@@ -80,6 +98,7 @@ cdef extern from *:
     }
     """
     void dtorch_register() except +
+    void dtorch_fail_at_exit()
     void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
     object dtorch_default_generator() except +
     PromiseName dtorch_promise(int home, uint32_t id, uint64_t place)
@@ -291,6 +310,11 @@ def open_queue(uint64_t max_records, uint64_t max_bytes):
     queue.max_bytes = max_bytes
     forget_entries()
     queue.open()
+
+
+def fail_at_exit():
+    """Have the process end with code 1 where the program's own code is 0."""
+    dtorch_fail_at_exit()
 
 
 def close_queue():
