@@ -66,6 +66,10 @@ def default_stream(device=None):
     return current_stream(device)
 
 
+Stream = torch.Stream
+Event = torch.Event
+
+
 def stream(stream):
     """A context in which operators go to the given stream, always the same."""
     return contextlib.nullcontext(stream)
@@ -132,6 +136,13 @@ def memory_allocated(device=None):
 def max_memory_allocated(device=None):
     """The peak resident memory of the worker process that has the largest, in bytes."""
     return max(figures["peak"] for figures in worker_memory())
+
+
+def reset_peak_memory_stats(device=None):
+    """Have max_memory_allocated() begin anew with what the workers hold now."""
+    from .kernels import memory
+
+    memory.reset_peak()
 
 
 def worker_memory():

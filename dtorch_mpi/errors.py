@@ -7,24 +7,29 @@ class WorkerError(RuntimeError):
     """An operator failed on a worker.
 
     Attributes: operator (with the arguments' shapes and placements), reason (PyTorch's text),
-    site ("file:line in function" where the operator was issued), worker, host, record (its
-    number in the program's order).
+    site ("file:line in function" where the operator was issued), worker, rank (of the worker
+    under a launcher, else None), host, record (its number in the program's order).
     """
 
-    def __init__(self, text, site, record, worker, host):
+    def __init__(self, text, site, record, worker, host, rank=None):
         self.operator, _, self.reason = text.partition("): ")
         if self.reason:
             self.operator += ")"
         else:
             self.operator, self.reason = "", text
-        self.site = _core.site_text(site)
+        self.site = _core.site_text(site) if isinstance(site, int) else site
         self.record = record
         self.worker = worker
+        self.rank = rank
         self.host = host
-        where = f"worker {worker} on {host}"
+        self._made_of = (text, self.site, record, worker, host, rank)
+        where = f"worker {worker}" + ("" if rank is None else f" (rank {rank})") + f" on {host}"
         super().__init__(
             f"{text}\n"
             f"  issued at {self.site}\n"
             f"  failed on {where} (record {record}); this is the first place where its result "
             "or a sync was waited for"
         )
+
+    def __reduce__(self):
+        return type(self), self._made_of

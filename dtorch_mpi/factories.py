@@ -9,7 +9,6 @@ import torch
 
 from .kernels import call
 from .mesh import check_placements
-from .tensor import check_dims
 
 
 def empty(*size, dtype=None, mesh=None, placements=None, requires_grad=False):
@@ -71,11 +70,10 @@ def _made(meta, mesh, placements, requires_grad, fill=None):
             raise ValueError(f"placements {placements} without a mesh: say on which, mesh=...")
         made = torch.empty(meta.shape, dtype=meta.dtype, device="dtorch")
     else:
-        placements = check_placements(mesh, placements)
+        placements = check_placements(mesh, placements, meta.dim())
         if any(placement.is_partial() for placement in placements):
             raise ValueError(f"a new tensor can't be placed as {placements}: it has no partial "
                              "sums; use Shard or Replicate")
-        check_dims(meta, placements)
         made = call("dtorch.empty", [], sizes=meta.shape, dtype=meta.dtype, mesh=mesh,
                     placements=placements)
     if fill is not None:

@@ -5,8 +5,6 @@ import threading
 import time
 import weakref
 
-from .errors import WorkerError
-
 
 class VoidFuture:
     """Becomes ready when every worker has executed what was issued before it.
@@ -84,7 +82,7 @@ class VoidFuture:
                 self._replies = self._runtime.ask_sync()
                 return
             if new is not None:
-                self._error = WorkerError(*new)
+                self._error = self._runtime.error(new)
             else:
                 self._value = self._assemble([value for value, _ in parts])
             self._replies = None

@@ -26,6 +26,11 @@ def start(settings, launch):
 
     from . import _mpi
 
+    if MPI.Is_finalized():
+        raise RuntimeError(
+            "the workers of this job have ended with dtorch_mpi.shutdown(), and their processes "
+            "with them: under a launcher they can't be started again"
+        )
     check_world(launch, MPI.COMM_WORLD.size)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
@@ -85,6 +90,7 @@ def start(settings, launch):
 
     running = Runtime(settings, hosted.workers if hosted else [], links, len(ranks), stop)
     running.end_job = end_failed_job
+    running.first_rank = first_rank
     running.start()
     return running
 

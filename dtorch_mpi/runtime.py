@@ -1,13 +1,10 @@
 """The runtime: who is client, controller and worker, and the life of a job."""
 
-import atexit
 import itertools
 import os
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 
 import torch
@@ -19,6 +16,7 @@ from .settings import from_environment
 _lock = threading.RLock()
 _current = None
 _forked = False
+_over = False
 
 
 class Runtime:
@@ -35,6 +33,7 @@ class Runtime:
         self._unread = deque()  # answers that nobody took
         self._unread_failures = deque()
         self.groups = None
+        self.first_rank = None  # under MPI: worker 0's
         self.end_job = None  # under MPI: leaves with all ranks after a failure
         self.closed = False
         self.controller = _controller.Controller(
@@ -136,6 +135,12 @@ class Runtime:
                 self._raised.add(failure[2])
                 return failure
         return None
+
+    def error(self, failure):
+        """The WorkerError for a failure as a reply brings it."""
+        *_, worker, _ = failure
+        rank = None if self.first_rank is None else self.first_rank + worker
+        return WorkerError(*failure, rank)
 
     def worker_memory(self):
         from .kernels import memory
@@ -267,6 +272,11 @@ def init(workers=None, cohost=None):
                 "this process was forked from one that uses the dtorch device, and has no "
                 "workers; in a DataLoader worker use CPU tensors, or the 'spawn' start method"
             )
+        if _over:
+            raise RuntimeError(
+                "the program is ending and its dtorch workers have stopped: use the device before, "
+                "in an atexit function registered after dtorch_mpi was imported at the latest"
+            )
         settings = from_environment(workers=workers, cohost=cohost)
         from .launch.environment import detect
 
@@ -347,59 +357,20 @@ def shutdown():
         raise failures[0]
 
 
+def end():
+    """The program is over: returns the runtime, or None, and lets no other begin."""
+    global _current, _over
+    running, _current = _current, None
+    _over = True
+    return running
+
+
 def in_forked_child():
     return _forked
 
 
-# ---- endings -----------------------------------------------------------------------------------
-
-_program_failed = False
-_MOST_TOLD = 10
-
-
-def _at_exit():
-    global _current
-    if _forked or _current is None:
-        return
-    running, _current = _current, None
-    if _program_failed:
-        if not running.abandon():
-            # The interpreter must not be taken down under a thread that still uses it.
-            _leave(_exit_code)
-        return
-    try:
-        failures = running.close()
-    except BaseException:
-        traceback.print_exc()
-        _leave(1)
-    if failures:
-        for failure in failures[:_MOST_TOLD]:
-            print(f"dtorch_mpi: an operator failed and nobody read its result:\n{failure}",
-                  file=sys.stderr)
-        if len(failures) > _MOST_TOLD:
-            print(f"dtorch_mpi: and {len(failures) - _MOST_TOLD} more failures", file=sys.stderr)
-        # The interpreter's own exit code can't be changed any more from here.
-        _leave(1)
-
-
-def _leave(code):
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-_exit_code = 1
-
-
-def _note_failure(kind, value, trace, previous=sys.excepthook):
-    global _program_failed, _exit_code
-    _program_failed = True
-    _core.flight_failed(f"{kind.__name__}: {value}")
-    _exit_code = 130 if issubclass(kind, KeyboardInterrupt) else 1
-    previous(kind, value, trace)
-
-
-def _after_fork_in_child():
+def forget_after_fork():
+    """In a forked child: the workers' threads do not exist here."""
     global _forked, _current
     if _current is not None:
         _forked = True
@@ -410,8 +381,8 @@ def _after_fork_in_child():
 
 def register():
     """Make the device known to PyTorch; runs once, at import."""
-    from . import loading, printing, tensor
-    from .device_module import max_memory_allocated, memory_allocated
+    from . import endings, loading, printing, tensor
+    from .device_module import max_memory_allocated, memory_allocated, reset_peak_memory_stats
     from .sharding.hook import shard
 
     def describe(slots):
@@ -431,22 +402,20 @@ def register():
     package = os.path.dirname(os.path.abspath(__file__))
     for folder in (package, os.path.dirname(torch.__file__), os.path.dirname(os.__file__)):
         _core.add_library_folder(folder + os.sep)
+
     def measure():
         return memory_allocated(), max_memory_allocated()
 
     _core.register(
         read=tensor.read, describe=describe, shard=shard, start=init, drain=check, synchronize=sync,
-        measure=measure,
+        measure=measure, reset_peak=reset_peak_memory_stats, arrived=loading.arrived,
     )
     # The CPU's: workers' kernels follow its lists. PyTorch's default for other devices is float16.
     torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))
     tensor.add_methods()
     printing.install()
     loading.install()
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-    # At import: the user's own handlers, registered later, run before this one.
-    atexit.register(_at_exit)
-    sys.excepthook = _note_failure
+    endings.install()
 
 
 def _description(running, replies):
@@ -456,7 +425,7 @@ def _description(running, replies):
     failures = [failure for _, failure in parts if failure is not None]
     failure = running.not_yet_raised(failures, certain=True)
     if failure is not None:
-        raise WorkerError(*failure)
+        raise running.error(failure)
     words = next(value for value, _ in parts if value is not None).tolist()
     if not words:
         return None

@@ -28,24 +28,14 @@ def distribute_tensor(tensor, mesh, placements=None):
     tensor: on the CPU (each worker is sent its own part only) or on the dtorch device.
     placements: one for each axis; None replicates. Keeps requires_grad of a leaf.
     """
-    placements = check_placements(mesh, placements)
+    placements = check_placements(mesh, placements, tensor.dim())
     number = sharding_number(mesh, placements)
     if not is_dtorch(tensor):
         if any(isinstance(placement, Partial) for placement in placements):
             raise ValueError("a CPU tensor can't be placed as Partial: it holds no partial sums")
-        check_dims(tensor, placements)
         placed = _core.upload(tensor.detach(), number)
         return placed.requires_grad_(tensor.requires_grad)
     return redistribute(tensor, mesh, placements)
-
-
-def check_dims(tensor, placements):
-    for placement in placements:
-        dim = getattr(placement, "dim", None)
-        if dim is not None and not -tensor.dim() <= dim < tensor.dim():
-            raise ValueError(
-                f"{placement} of a tensor with {tensor.dim()} dims: expected a dim below it"
-            )
 
 
 class _Redistribute(torch.autograd.Function):
@@ -89,17 +79,16 @@ def redistribute(tensor, mesh=None, placements=None):
 
     mesh: the tensor's own by default; another must have the same workers.
     """
-    mesh = mesh if mesh is not None else device_mesh(tensor)
+    mesh = mesh if mesh is not None else device_mesh(_checked(tensor))
     if mesh is None:
         raise ValueError("this tensor has no mesh yet: say redistribute(mesh, placements)")
-    old = device_mesh(tensor)
+    old = device_mesh(_checked(tensor))
     if old is not None and mesh_number(old) != mesh_number(mesh):
         raise ValueError(
             f"the tensor lies on {old}, and {mesh} is another mesh: read it with to_torch() and "
             "place it with distribute_tensor"
         )
-    placements = check_placements(mesh, placements)
-    check_dims(tensor, placements)
+    placements = check_placements(mesh, placements, tensor.dim())
     return _Redistribute.apply(tensor, sharding_number(mesh, placements))
 
 

@@ -1,7 +1,5 @@
 """How much memory the workers use."""
 
-import resource
-
 import torch
 
 from .registry import call, kernel
@@ -12,9 +10,27 @@ def _measure(context):
     from .. import _worker
 
     live = _worker.live_memory()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ((_, rows), _), = context.local_slices
-    return torch.tensor([[live[0], peak, *live[1:]]] * rows, dtype=torch.int64)
+    return torch.tensor([[live[0], _peak(), *live[1:]]] * rows, dtype=torch.int64)
+
+
+def _peak():
+    """The largest resident memory of this process since its start or the last reset."""
+    with open("/proc/self/status") as file:
+        (line,) = [line for line in file if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+@kernel("dtorch.reset_peak")
+def _reset_peak(context):
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak of resident memory, see proc(5)
+    return torch.zeros(context.sizes[0], dtype=torch.uint8)
+
+
+def reset_peak():
+    """Have the workers' peaks begin anew, once everything issued so far is executed."""
+    call("dtorch.reset_peak", [], sizes=[], dtype=torch.uint8)
 
 
 def measure(num_workers):

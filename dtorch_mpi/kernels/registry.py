@@ -47,11 +47,13 @@ def call(name, args, *, sizes, dtype, mesh=None, placements=None):
     global size of the output. placements: how it lies on the mesh; None is replicated.
     """
     from .. import _core
-    from ..mesh import sharding_number
+    from ..mesh import check_placements, sharding_number
 
     if name not in _kernels:
         raise ValueError(f"no kernel is named {name!r}; registered are {sorted(_kernels)}")
-    number = 0 if mesh is None else sharding_number(mesh, placements)
+    number = 0
+    if mesh is not None:
+        number = sharding_number(mesh, check_placements(mesh, placements, len(sizes)))
     packed = msgspec.msgpack.encode(list(args))
     (output,) = _core.call_python_kernel(name, packed, [(dtype_number(dtype), list(sizes), number)])
     return output

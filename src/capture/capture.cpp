@@ -65,8 +65,9 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
                Slots* outputs) {
   Slots inputs;
   for (const at::Tensor* input : key.inputs) {
-    inputs.push_back(slot_of(*input).id);
-    queue.check_alive(inputs.back());
+    const auto& slot = slot_of(*input);
+    queue.check_alive(slot.generation);
+    inputs.push_back(slot.id);
   }
   if (C10_UNLIKELY(info.defined_for != queue.generation())) define_operator(queue, info);
   site = site_on_workers(queue, site);
@@ -276,7 +277,7 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
   try {
     metas = describe_slots(described);
   } catch (...) {
-    for (uint32_t slot : *slots) queue.free_slot(slot);
+    for (uint32_t slot : *slots) queue.free_slot(slot, queue.generation());
     throw;
   }
   next = 0;
@@ -297,7 +298,7 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
     if (metas[r].dtype == c10::ScalarType::Undefined) {
       output.kind = OutputKind::kUndefined;
       output.tensors.clear();
-      queue.free_slot(slot);
+      queue.free_slot(slot, queue.generation());
     } else {
       kept.push_back(slot);
     }
@@ -398,6 +399,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     return;
   }
   if (C10_UNLIKELY(entry == nullptr)) {
+    for (const at::Tensor* input : key.inputs) queue.check_alive(slot_of(*input).generation);
     auto fresh = std::make_unique<CallEntry>();
     fresh->key = key.words;
     Resized resized;

@@ -1,5 +1,6 @@
 // Operators that cross between the client's memory and the workers'.
 #include <ATen/ops/_to_copy.h>
+#include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/eq.h>
@@ -83,15 +84,16 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
   return at::native::tensor_split(self, on_workers(where) ? read_value(where) : where, dim);
 }
 
-// torch.load with map_location: the storage is still the file's, on the CPU.
+// torch.load with map_location: the storage is still the file's, on the CPU. Tensors that share
+// it share memory here too.
 at::Tensor& set_from_storage(at::Tensor& self, at::Storage source, c10::SymInt offset,
                              c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
   TORCH_CHECK(source.device_type() == c10::kCPU, "a dtorch tensor can't be set to a storage on ",
               source.device(), ": it has none on the client");
-  auto host = at::empty({0}, self.options().device(c10::kCPU));
-  host.set_(std::move(source), offset.guard_int(__FILE__, __LINE__), C10_AS_INTARRAYREF_SLOW(sizes),
-            C10_AS_INTARRAYREF_SLOW(strides));
-  self.unsafeGetTensorImpl()->shallow_copy_from(upload(host, 0).getIntrusivePtr());
+  const auto whole = arrived_storage(source, self.scalar_type());
+  const auto part = whole.as_strided(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
+                                     offset.guard_int(__FILE__, __LINE__));
+  self.unsafeGetTensorImpl()->shallow_copy_from(part.getIntrusivePtr());
   return self;
 }
 

@@ -23,6 +23,9 @@ cdef extern from "c10/util/ArrayRef.h" namespace "c10":
 
 cdef extern from *:
     """
+    #include <stdlib.h>
+    #include <unistd.h>
+
     #include <pybind11/pybind11.h>
     #include <torch/csrc/Exceptions.h>
     #include <torch/csrc/utils/pybind.h>
@@ -36,19 +39,37 @@ cdef extern from *:
     #include "tensor/generator.h"
     #include "tensor/slot.h"
 
+    // Only the C library knows the code with which the interpreter ends.
+    static void dtorch_fail_at_exit() {
+      on_exit([](int code, void*) {
+        if (code != 0) return;
+        std::fflush(nullptr);
+        _exit(1);
+      }, nullptr);
+    }
+
+    // Needs the GIL.
+    static pybind11::object dtorch_call(PyObject* hook) {
+      auto result = pybind11::reinterpret_steal<pybind11::object>(PyObject_CallNoArgs(hook));
+      if (!result) { python_error error; error.persist(); throw error; }
+      return result;
+    }
     static void dtorch_register() {
-      dtorch::register_device([] {
-        pybind11::gil_scoped_acquire gil;
-        auto done = pybind11::reinterpret_steal<pybind11::object>(
-            PyObject_CallNoArgs(dtorch::python_hooks().synchronize));
-        if (!done) { python_error error; error.persist(); throw error; }
-      }, [] {
-        pybind11::gil_scoped_acquire gil;
-        auto figures = pybind11::reinterpret_steal<pybind11::object>(
-            PyObject_CallNoArgs(dtorch::python_hooks().measure));
-        if (!figures) { python_error error; error.persist(); throw error; }
-        const auto [bytes, peak] = figures.cast<std::pair<int64_t, int64_t>>();
-        return dtorch::MemoryFigures{bytes, peak};
+      dtorch::register_device({
+        .synchronize = [] {
+          pybind11::gil_scoped_acquire gil;
+          dtorch_call(dtorch::python_hooks().synchronize);
+        },
+        .measure = [] {
+          pybind11::gil_scoped_acquire gil;
+          const auto [bytes, peak] =
+              dtorch_call(dtorch::python_hooks().measure).cast<std::pair<int64_t, int64_t>>();
+          return dtorch::MemoryFigures{bytes, peak};
+        },
+        .reset_peak = [] {
+          pybind11::gil_scoped_acquire gil;
+          dtorch_call(dtorch::python_hooks().reset_peak);
+        },
       });
       dtorch::register_capture();
       dtorch::register_autocast();
@@ -77,6 +98,7 @@ cdef extern from *:
     }
     """
     void dtorch_register() except +
+    void dtorch_fail_at_exit()
     void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
     object dtorch_default_generator() except +
     PromiseName dtorch_promise(int home, uint32_t id, uint64_t place)
@@ -106,6 +128,7 @@ cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
         uint64_t bytes_issued()
         uint64_t bytes_executed()
         uint64_t live_slots()
+        void check_alive(uint32_t generation) except +
         uint64_t max_records
         uint64_t max_bytes
 
@@ -145,6 +168,8 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
         PyObject* drain
         PyObject* synchronize
         PyObject* measure
+        PyObject* reset_peak
+        PyObject* arrived
     PythonHooks& python_hooks()
 
 
@@ -167,14 +192,15 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
     cppclass Slot:
         uint32_t id
         uint32_t sharding
+        uint32_t generation
     Slot& slot_of(const Tensor&) except +
     cbool on_workers(const Tensor&)
 
 
-def register(*, read, describe, shard, start, drain, synchronize, measure):
+def register(*, read, describe, shard, start, drain, synchronize, measure, reset_peak, arrived):
     """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
     cdef PythonHooks* hooks = &python_hooks()
-    for hook in (read, describe, shard, start, drain, synchronize, measure):
+    for hook in (read, describe, shard, start, drain, synchronize, measure, reset_peak, arrived):
         Py_INCREF(hook)
     hooks.read = <PyObject*>read
     hooks.describe = <PyObject*>describe
@@ -183,6 +209,8 @@ def register(*, read, describe, shard, start, drain, synchronize, measure):
     hooks.drain = <PyObject*>drain
     hooks.synchronize = <PyObject*>synchronize
     hooks.measure = <PyObject*>measure
+    hooks.reset_peak = <PyObject*>reset_peak
+    hooks.arrived = <PyObject*>arrived
     dtorch_register()
 
 
@@ -196,19 +224,28 @@ cdef const Tensor* distributed(object tensor) except NULL:
     return unpacked
 
 
+cdef Slot* live_slot(object tensor) except NULL:
+    cdef Slot* found = &slot_of(distributed(tensor)[0])
+    RecordQueue.get().check_alive(found.generation)
+    return found
+
+
 def default_generator():
     """The device's torch.Generator."""
     return dtorch_default_generator()
 
 
 def slot(tensor):
-    """The number under which the workers know the tensor."""
-    return slot_of(distributed(tensor)[0]).id
+    """The number under which the workers know the tensor; RuntimeError if they are gone."""
+    return live_slot(tensor).id
 
 
 def sharding(tensor):
-    """The number of the tensor's sharding; 0 is replicated on the default mesh."""
-    return slot_of(distributed(tensor)[0]).sharding
+    """The number of the tensor's sharding; 0 is replicated on the default mesh.
+
+    RuntimeError if the workers that hold it are gone, and with them what the number means.
+    """
+    return live_slot(tensor).sharding
 
 
 def upload(tensor, uint32_t sharding):
@@ -273,6 +310,11 @@ def open_queue(uint64_t max_records, uint64_t max_bytes):
     queue.max_bytes = max_bytes
     forget_entries()
     queue.open()
+
+
+def fail_at_exit():
+    """Have the process end with code 1 where the program's own code is 0."""
+    dtorch_fail_at_exit()
 
 
 def close_queue():

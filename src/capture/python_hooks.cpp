@@ -3,9 +3,12 @@
 #include "capture/sharded_decompositions.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace dtorch {
@@ -46,6 +49,15 @@ at::Tensor read_value(const at::Tensor& tensor) {
   py::gil_scoped_acquire gil;
   auto value = call(python_hooks().read, to_python(tensor));
   return THPVariable_Unpack(value.ptr());
+}
+
+at::Tensor arrived_storage(const at::Storage& storage, c10::ScalarType dtype) {
+  py::gil_scoped_acquire gil;
+  const auto wrapped = checked(THPStorage_Wrap(storage));
+  const auto kind = py::reinterpret_borrow<py::object>(
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
+  auto whole = call(python_hooks().arrived, wrapped, kind);
+  return THPVariable_Unpack(whole.ptr());
 }
 
 std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots) {

@@ -16,12 +16,16 @@ struct PythonHooks {
   PyObject* drain = nullptr;     // () -> None: raises if the workers are gone
   PyObject* synchronize = nullptr;  // () -> None: waits for everything issued
   PyObject* measure = nullptr;      // () -> (bytes of live tensors, peak of the process)
+  PyObject* reset_peak = nullptr;   // () -> None
+  PyObject* arrived = nullptr;      // (storage, dtype) -> the storage's content, a 1-D tensor here
 };
 
 PythonHooks& python_hooks();
 
 // The full value of a distributed tensor, on the CPU.
 at::Tensor read_value(const at::Tensor& tensor);
+// A storage that torch.load has read, as a 1-D tensor on the workers; the same one each time.
+at::Tensor arrived_storage(const at::Storage& storage, c10::ScalarType dtype);
 std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots);
 // Asks dtorch_mpi.sharding how a call with sharded inputs runs; fills the entry's moves,
 // output shardings and local sizes. `measured`: its outputs are not known beforehand; where they

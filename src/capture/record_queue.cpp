@@ -77,25 +77,20 @@ uint32_t RecordQueue::take_slot() {
 
 void RecordQueue::open() {
   std::lock_guard<SpinLock> guard(lock);
-  ++generation_;
-  stale_slots_ += live_slots();
-  first_slot_ = stale_slots_ == 0 ? 0 : next_slot_;
-  next_slot_ = first_slot_;
+  generation_.store(generation() + 1);
+  next_slot_ = 0;
   free_slots_.clear();
   open_.store(true);
 }
 
-void RecordQueue::check_alive(uint32_t slot) const {
-  TORCH_CHECK(slot >= first_slot_, "this tensor belongs to dtorch workers that were shut down: "
+void RecordQueue::check_alive(uint32_t generation) const {
+  TORCH_CHECK(generation == this->generation(), "this tensor belongs to dtorch workers that were shut down: "
               "make it again, or keep its value with .cpu() before dtorch_mpi.shutdown()");
 }
 
-void RecordQueue::free_slot(uint32_t slot) {
+void RecordQueue::free_slot(uint32_t slot, uint32_t generation) {
   std::lock_guard<SpinLock> guard(lock);
-  if (slot < first_slot_) {
-    --stale_slots_;
-    return;
-  }
+  if (generation != this->generation()) return;
   if (is_open()) {
     free_slot_locked(slot);
   } else {

@@ -107,7 +107,8 @@ class RecordQueue {
       wait_for_room();
     }
   }
-  void free_slot(uint32_t slot);
+  // Of the generation of workers that know it; those of earlier ones are gone.
+  void free_slot(uint32_t slot, uint32_t generation);
   // Counts data that travels beside the records; hold `lock`.
   void add_bytes(uint64_t bytes) {
     bytes_issued_.store(bytes_issued_.load(std::memory_order_relaxed) + bytes,
@@ -119,9 +120,9 @@ class RecordQueue {
   void close() { open_.store(false); }
   // A new set of workers: they know no operator, site or slot of the ones before.
   void open();
-  uint32_t generation() const { return generation_; }
+  uint32_t generation() const { return generation_.load(std::memory_order_relaxed); }
   // Raises for a slot of workers that were shut down.
-  void check_alive(uint32_t slot) const;
+  void check_alive(uint32_t generation) const;
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
   void forget_after_fork();
 
@@ -142,7 +143,7 @@ class RecordQueue {
   uint64_t executed() const { return executed_.load(std::memory_order_acquire); }
   uint64_t bytes_issued() const { return bytes_issued_.load(std::memory_order_acquire); }
   uint64_t bytes_executed() const { return bytes_executed_.load(std::memory_order_acquire); }
-  uint64_t live_slots() const { return next_slot_ - first_slot_ - free_slots_.size(); }
+  uint64_t live_slots() const { return next_slot_ - free_slots_.size(); }
 
   // The bounds of run-ahead.
   uint64_t max_records = 100'000;
@@ -159,9 +160,7 @@ class RecordQueue {
   uint32_t tail_records_ = 0;
   std::vector<uint32_t> free_slots_;
   uint32_t next_slot_ = 0;
-  uint32_t first_slot_ = 0;  // those below belong to workers that were shut down
-  uint64_t stale_slots_ = 0;  // of those, how many tensors still hold
-  uint32_t generation_ = 0;
+  std::atomic<uint32_t> generation_{0};
   std::atomic<bool> open_{false};
 
   alignas(64) std::atomic<uint64_t> issued_{0};

@@ -32,9 +32,20 @@ struct ShardingFacts {
   bool is_partial = false;
 };
 
-std::vector<ShardingFacts>& sharding_facts() {
-  static std::vector<ShardingFacts> facts(1);
-  return facts;
+struct KnownShardings {
+  SpinLock lock;
+  std::vector<ShardingFacts> facts{ShardingFacts()};
+};
+
+KnownShardings& known_shardings() {
+  static auto* instance = new KnownShardings;
+  return *instance;
+}
+
+ShardingFacts facts_of(uint32_t sharding) {
+  auto& known = known_shardings();
+  std::lock_guard<SpinLock> guard(known.lock);
+  return known.facts.at(sharding);
 }
 
 }  // namespace
@@ -81,7 +92,7 @@ at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
 
 at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
   RecordQueue::get().throttle();
-  RecordQueue::get().check_alive(slot_of(tensor).id);
+  RecordQueue::get().check_alive(slot_of(tensor).generation);
   uint32_t slot;
   emit(kHeaderWords + 10 + 4 * tensor.dim(), [&](Writer& writer, RecordQueue& q, uint32_t site) {
     slot = q.take_slot();
@@ -98,7 +109,6 @@ at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
 }
 
 void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding) {
-  if (kind != Kind::kSync) RecordQueue::get().check_alive(slot);
   emit(kHeaderWords + 10, [&](Writer& writer, RecordQueue&, uint32_t site) {
     writer.begin(kind, 0, slot, site);
     writer.promise(promise);
@@ -143,12 +153,14 @@ void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef worke
   });
 }
 
-bool sharding_is_splitting(uint32_t sharding) { return !sharding_facts().at(sharding).is_partial; }
+bool sharding_is_splitting(uint32_t sharding) { return !facts_of(sharding).is_partial; }
 
-bool sharding_is_whole(uint32_t sharding) { return sharding_facts().at(sharding).is_whole; }
+bool sharding_is_whole(uint32_t sharding) { return facts_of(sharding).is_whole; }
 
 uint32_t whole_sharding(uint32_t sharding) {
-  const auto& facts = sharding_facts();
+  auto& known = known_shardings();
+  std::lock_guard<SpinLock> guard(known.lock);
+  const auto& facts = known.facts;
   for (uint32_t number = 1; number < facts.size(); ++number) {
     if (facts[number].mesh == facts.at(sharding).mesh && facts[number].is_whole) return number;
   }
@@ -162,9 +174,13 @@ void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements
     facts.is_whole = facts.is_whole && (packed & 0xff) == kReplicate;
     facts.is_partial = facts.is_partial || (packed & 0xff) == kPartial;
   }
-  // Numbers begin anew with each set of workers.
-  sharding_facts().resize(number);
-  sharding_facts().push_back(facts);
+  {
+    // Numbers begin anew with each set of workers.
+    auto& known = known_shardings();
+    std::lock_guard<SpinLock> guard(known.lock);
+    known.facts.resize(number);
+    known.facts.push_back(facts);
+  }
   emit(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, RecordQueue&, uint32_t site) {
     writer.begin(Kind::kDefineSharding, 0, number, site);
     writer.word(mesh);

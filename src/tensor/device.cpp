@@ -12,14 +12,9 @@
 namespace dtorch {
 namespace {
 
-std::function<void()>& synchronize_hook() {
-  static std::function<void()> hook;
-  return hook;
-}
-
-std::function<MemoryFigures()>& measure_hook() {
-  static std::function<MemoryFigures()> hook;
-  return hook;
+DeviceCalls& calls() {
+  static auto* instance = new DeviceCalls;
+  return *instance;
 }
 
 // One device with one stream: the workers' order of execution is the program's.
@@ -39,10 +34,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  void synchronizeDevice(const c10::DeviceIndex) const override { synchronize_hook()(); }
-  void synchronizeStream(const c10::Stream&) const override { synchronize_hook()(); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { calls().synchronize(); }
+  void synchronizeStream(const c10::Stream&) const override { calls().synchronize(); }
   bool queryStream(const c10::Stream&) const override {
-    synchronize_hook()();
+    calls().synchronize();
     return true;
   }
   // With one stream, an event is done when everything issued is: it needs no state of its own.
@@ -54,10 +49,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override {
-    synchronize_hook()();
+    calls().synchronize();
     return true;
   }
-  void synchronizeEvent(void*) const override { synchronize_hook()(); }
+  void synchronizeEvent(void*) const override { calls().synchronize(); }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 };
 
@@ -72,7 +67,7 @@ struct MemoryOfWorkers final : c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-    const auto figures = measure_hook()();
+    const auto figures = calls().measure();
     c10::CachingDeviceAllocator::DeviceStats stats;
     auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
     bytes.current = figures.bytes;
@@ -81,7 +76,7 @@ struct MemoryOfWorkers final : c10::DeviceAllocator {
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override { calls().reset_peak(); }
 
  private:
   static void allocate_nothing() { TORCH_CHECK(false, "a dtorch tensor has no storage on the client"); }
@@ -112,9 +107,8 @@ bool has_compatible_shallow_copy_type(const at::Tensor&, const at::Tensor&) { re
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-void register_device(std::function<void()> synchronize, std::function<MemoryFigures()> measure) {
-  synchronize_hook() = std::move(synchronize);
-  measure_hook() = std::move(measure);
+void register_device(DeviceCalls given) {
+  calls() = std::move(given);
   static auto* memory = new MemoryOfWorkers;
   c10::SetAllocator(kDeviceType, memory);
   at::RegisterPrivateUse1HooksInterface(new Hooks());  // PyTorch keeps it for good

@@ -19,6 +19,9 @@ Geometry::Geometry(const at::Tensor& tensor)
     : sizes(tensor.sizes()), strides(tensor.strides()), offset(tensor.storage_offset()),
       dtype(tensor.scalar_type()), conjugate(tensor.is_conj()), negative(tensor.is_neg()) {}
 
+Slot::Slot(uint32_t id, uint32_t sharding)
+    : id(id), sharding(sharding), generation(RecordQueue::get().generation()) {}
+
 Slot::~Slot() {
   if (aliasing && aliasing->base) {
     std::lock_guard<std::mutex> guard(aliasing_mutex());
@@ -26,7 +29,7 @@ Slot::~Slot() {
     std::erase(others.views, this);
     others.num_apart -= aliasing->is_apart;
   }
-  RecordQueue::get().free_slot(id);
+  RecordQueue::get().free_slot(id, generation);
 }
 
 void add_view(const at::Tensor& base, const at::Tensor& view, bool is_apart) {

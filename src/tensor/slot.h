@@ -39,11 +39,12 @@ struct Aliasing {
 // Numbers the workers' tensor and its sharding. Shared by a tensor and its detached
 // copies; when the last reference goes, the workers are told to free the slot.
 struct Slot final : c10::BackendMeta {
-  Slot(uint32_t id, uint32_t sharding) : id(id), sharding(sharding) {}
+  Slot(uint32_t id, uint32_t sharding);
   ~Slot() override;
 
   uint32_t id;
   uint32_t sharding;  // 0: replicated on the default mesh
+  const uint32_t generation;  // of the workers that hold it
   std::unique_ptr<Aliasing> aliasing;  // null where the tensor has no views, or is not sharded
 
   bool is_alone() const { return !aliasing || (!aliasing->base && aliasing->views.empty()); }

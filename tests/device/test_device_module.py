@@ -99,8 +99,18 @@ def test_accelerator_memory():
     assert torch.accelerator.memory_allocated() - before == 40_000
     assert torch.accelerator.max_memory_allocated() >= 40_000
     torch.accelerator.empty_cache()
-    torch.accelerator.reset_peak_memory_stats()
     del x
+
+
+@pytest.mark.parametrize("module", [torch.accelerator, torch.dtorch], ids=["accelerator", "device"])
+def test_reset_of_the_peak(module):
+    before = module.max_memory_allocated()
+    x = torch.ones(200 << 20, dtype=torch.uint8, device="dtorch")
+    assert module.max_memory_allocated() > before
+    peak = module.max_memory_allocated()
+    del x
+    module.reset_peak_memory_stats()
+    assert module.max_memory_allocated() < peak - (100 << 20)
 
 
 def test_capabilities():
@@ -128,5 +138,20 @@ def test_tensors_of_a_runtime_that_was_shut_down():
         assert (y + 1).tolist() == [2, 2]
         del x
         assert (y + 2).tolist() == [3, 3]
+    finally:
+        dt.shutdown()
+
+
+def test_many_tensors_that_outlive_their_workers():
+    dt.shutdown()
+    dt.init(workers=2)
+    first = [torch.zeros(1, device="dtorch") for _ in range(70_000)]
+    dt.shutdown()
+    dt.init(workers=2)
+    try:
+        second = [torch.full((1,), float(i), device="dtorch") for i in range(3)]
+        del first
+        second += [torch.full((1,), float(i), device="dtorch") for i in range(3, 6)]
+        assert torch.cat(second).tolist() == [0, 1, 2, 3, 4, 5]
     finally:
         dt.shutdown()

@@ -201,6 +201,31 @@ def test_save_and_load():
     check(X, torch.load(_saved(x), map_location=torch.device("dtorch:0")))
 
 
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "older"])
+def test_loaded_tensors_share_what_the_saved_ones_share(zipped):
+    def changed(values):
+        whole, part, turned, as_ints = values
+        whole[2:4] = 7
+        turned[0] += 1
+        return [*values, as_ints.sum()]
+
+    x = X.clone().view(-1)
+    values = [x, x[1:4], x.view(X.shape).t(), x.view(torch.int32)]
+    saved = io.BytesIO()
+    torch.save(values[:3], saved, _use_new_zipfile_serialization=zipped)
+    saved.seek(0)
+    loaded = torch.load(saved, map_location="dtorch")
+    loaded.append(loaded[0].view(torch.int32))
+    for expected, got in zip(changed(values), changed(loaded), strict=True):
+        check(expected, got)
+    assert loaded[1].storage_offset() == 1
+
+
+def test_setting_to_a_storage_of_the_users_is_refused():
+    with pytest.raises(RuntimeError, match="can't be set to a storage on cpu"):
+        torch.empty(0, device="dtorch").set_(torch.ones(2).untyped_storage(), 0, (2,), (1,))
+
+
 def test_save_and_load_of_a_state():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to("dtorch")
     optimizer = torch.optim.AdamW(model.parameters())

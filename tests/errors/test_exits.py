@@ -59,6 +59,40 @@ def test_sys_exit_gives_its_code_and_runs_what_was_issued(job):
     assert (ended.code, ended.out, ended.err) == (7, "64.0\n", "")
 
 
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(3)", 3), ("sys.exit(0)", 1)])
+def test_sys_exit_with_an_unread_failure(job, ending, code):
+    ended = job(f"y = torch.linalg.inv(torch.zeros(2, 2, device='dtorch'))\n{ending}\n")
+    assert ended.code == code
+    assert "singular" in ended.err and "nobody read its result" in ended.err
+
+
+def test_exception_ends_whoever_shows_it(job):
+    ended = job(
+        "from worker_kernels import slow\n"
+        "x = slow(50)\n"
+        "dt.sync_future()\n"
+        "sys.excepthook = lambda kind, value, trace: print('shown:', value)\n"
+        "raise ValueError('the user is wrong')\n",
+        limit=40,
+    )
+    assert ended.code == 1 and ended.out == "shown: the user is wrong\n"
+
+
+def test_use_after_the_end_is_told(job):
+    # Python's own order: an object of the module dies after the atexit functions.
+    ended = job(
+        "class Late:\n"
+        "    def __del__(self):\n"
+        "        try:\n"
+        "            torch.ones(1, device='dtorch')\n"
+        "        except RuntimeError as error:\n"
+        "            print(error)\n"
+        "late = Late()\n"
+        "torch.ones(1, device='dtorch')\n"
+    )
+    assert ended.code == 0 and "the program is ending" in ended.out
+
+
 def test_exception_ends_with_work_queued(job):
     ended = job(
         "a = torch.randn(2000, 2000, device='dtorch')\n"

@@ -3,6 +3,7 @@
 import gc
 import inspect
 import os
+import pickle
 import socket
 
 import pytest
@@ -28,6 +29,9 @@ def assert_names(error, line, operator, worker=None):
     assert operator in error.operator
     assert error.host == socket.gethostname()
     assert 0 <= error.worker < dt.num_workers() if worker is None else error.worker == worker
+    assert error.rank in (None, error.worker + 1)
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) and again.site == error.site and again.rank == error.rank
     for part in (error.site, error.operator, error.reason, error.host, f"worker {error.worker}"):
         assert part in str(error)
 

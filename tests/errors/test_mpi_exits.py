@@ -58,6 +58,18 @@ def test_unread_failure(job):
     ended = job("y = torch.linalg.inv(torch.zeros(2, 2, device='dtorch'))\n")
     assert ended.code != 0
     assert "singular" in ended.err and "script.py:4 in <module>" in ended.err
+    assert "failed on worker 0 (rank 1) on " in ended.err
+
+
+def test_workers_that_were_shut_down_do_not_come_again(job):
+    ended = job(
+        "dt.shutdown()\n"
+        "try:\n"
+        "    torch.ones(1, device='dtorch')\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n"
+    )
+    assert ended.code == 0 and "can't be started again" in ended.out
 
 
 @pytest.mark.parametrize("number", [9, 11], ids=["killed", "segfault"])

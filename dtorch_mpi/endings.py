@@ -1,0 +1,63 @@
+"""How a process that uses the device ends: in good order, after a failure, and when forked."""
+
+import atexit
+import os
+import sys
+import traceback
+
+from . import _core, runtime
+
+_MOST_TOLD = 10
+
+
+def install():
+    """Look after this process's end; once, when dtorch_mpi is imported."""
+    os.register_at_fork(after_in_child=runtime.forget_after_fork)
+    # At import: the user's own handlers, registered later, run before this one.
+    atexit.register(_at_exit)
+    sys.excepthook = _note_failure
+
+
+def _note_failure(kind, value, trace, previous=sys.excepthook):
+    _core.flight_failed(f"{kind.__name__}: {value}")
+    previous(kind, value, trace)
+
+
+def _fatal_exception():
+    """The exception that has ended the program, or None."""
+    if hasattr(sys, "ps1"):
+        return None  # at a prompt the program goes on after one
+    # The interpreter sets it before it calls sys.excepthook, which may be another's by now.
+    return getattr(sys, "last_value", None)
+
+
+def _at_exit():
+    if runtime.in_forked_child():
+        return
+    running = runtime.end()
+    if running is None:
+        return
+    fatal = _fatal_exception()
+    if fatal is not None:
+        if not running.abandon():
+            # The interpreter must not be taken down under a thread that still uses it.
+            _leave(130 if isinstance(fatal, KeyboardInterrupt) else 1)
+        return
+    try:
+        failures = running.close()
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+    if failures:
+        for failure in failures[:_MOST_TOLD]:
+            print(f"dtorch_mpi: an operator failed and nobody read its result:\n{failure}",
+                  file=sys.stderr)
+        if len(failures) > _MOST_TOLD:
+            print(f"dtorch_mpi: and {len(failures) - _MOST_TOLD} more failures", file=sys.stderr)
+        _core.fail_at_exit()
+
+
+def _leave(code):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
