@@ -81,6 +81,7 @@ def decomposition_of(op, args: list, inputs: list[ShardedMeta]):
         # A weight that is cut is gathered for less.
         given = args[_LAYER_NORMS[op]]
         first = given.meta.ndim - len(args[_LAYER_NORMS[op] + 1])
-        if not any(isinstance(p, Shard) and p.dim >= first for p in given.placements):
+        cut = {p.dim for p in given.placements if isinstance(p, Shard)}
+        if not any(d >= first and given.meta.shape[d] > 1 for d in cut):
             return None
     return DECOMPOSITIONS.get(op) or decompositions_norm.DECOMPOSITIONS.get(op)
