@@ -285,9 +285,7 @@ class Maker:
 
     def write(self):
         """In place, through whatever views there are."""
-        name = self.pick(lambda v: not (v.requires_grad and v.is_leaf))
-        if not name:
-            return
+        name = self.pick()
         value = self.value(name)
         other = self.pick(lambda v: v.dtype == value.dtype)
         lines = [f"{name}.add_(1)", f"{name}.mul_(2)", f"{name}.zero_()", f"{name}.fill_(3)",
@@ -298,9 +296,11 @@ class Maker:
                       f"{name}[{name} > 1] = 0", f"{name}[..., 0].add_(1)",
                       f"{name}.index_fill_(0, {name}.argsort(0).flatten()[:1], 2)"]
         line = self.one_of(lines)
-        with torch.no_grad():
-            grad = value.requires_grad
-        self.add(f"with torch.no_grad(): {line}" if grad and self.draw(st.booleans()) else line)
+        hidden = value.requires_grad and self.draw(st.booleans())
+        # What autograd makes of a leaf that was written to behind its back, through a view, is
+        # not said anywhere.
+        if not (hidden and value._base is not None and value._base.is_leaf):
+            self.add(f"with torch.no_grad(): {line}" if hidden else line)
 
     def move(self):
         name = self.pick()

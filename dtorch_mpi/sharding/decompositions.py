@@ -64,6 +64,8 @@ def decomposition_of(op, args: list, inputs: list[ShardedMeta]):
     """The function to call in place of ``op``, or None where it would not help."""
     if not any(isinstance(p, (Shard, Partial)) for given in inputs for p in given.placements):
         return None
+    if any(given.meta.numel() == 0 for given in inputs):
+        return None  # some of the operators that it would call refuse what this one takes
     if op in _CLASSES:
         scores = args[1] if op._schema.arguments[0].name == "grad_output" else args[0]
         if Shard(min(scores.meta.ndim - 1, 1)) in scores.placements:
