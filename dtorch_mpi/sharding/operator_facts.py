@@ -15,7 +15,7 @@ _SIZE_POSITIONS = {
             aten.new_empty.default, aten.new_full.default, aten.new_ones.default,
             aten.new_zeros.default, aten.new_empty_strided.default, aten.expand.default,
             aten.expand_copy.default, aten.reshape.default, aten.view.default,
-            aten.view_copy.default, aten._unsafe_view.default, aten._reshape_alias.default,
+            aten.view_copy.default, aten._unsafe_view.default,
             aten.select_backward.default, aten.slice_backward.default,
         ),
         1,
@@ -30,7 +30,7 @@ _SIZE_POSITIONS = {
         2,
     ),
 }
-_STRIDE_POSITIONS = {aten.new_empty_strided.default: 2, aten._reshape_alias.default: 2}
+_STRIDE_POSITIONS = {aten.new_empty_strided.default: 2}
 # Arguments that operators write to although their schemas do not say so.
 _HIDDEN_WRITES = {
     aten.native_batch_norm.default: ("running_mean", "running_var"),

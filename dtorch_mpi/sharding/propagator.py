@@ -283,17 +283,13 @@ def _choose_as_moved(op, args, kwargs, call, placements, num_outputs) -> Choice 
         return None
     given = [replace(call.inputs[0], placements=placements)]
     offers = torch_rules.mesh_rules(
-        rule_op, _with_inputs(_rule_args(op, args), given),
+        rule_op, _with_inputs(args, given),
         _with_inputs_named(args, kwargs, given), given, num_outputs,
     )
     for choice in offers:
         if choice.inputs[0] == placements and _is_valid_for_mesh(op, call, choice):
             return choice
     return None
-
-
-def _rule_args(op: OpOverload, args: list) -> list:
-    return args[:2] if op is aten._reshape_alias.default else args
 
 
 def _is_random(op: OpOverload) -> bool:
@@ -307,7 +303,7 @@ def _returned_inputs(facts, positions, outputs) -> tuple[int | None, ...]:
 
 
 def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
-    args, op = _rule_args(op, args), _rule_name(op)
+    op = _rule_name(op)
     count = len(call.inputs)
     rules = OWN_RULES[op].rules(args, kwargs, outputs) if op in OWN_RULES else None
     if rules is not None:

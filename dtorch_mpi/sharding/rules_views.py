@@ -20,7 +20,7 @@ VIEW_OF = {
         ("split", "Tensor"), ("split_with_sizes", "default"), ("view_as_real", "default"),
         ("view_as_complex", "default"),
     )
-} | {aten._reshape_alias.default: aten.view.default}
+}
 
 
 def _linear(count):

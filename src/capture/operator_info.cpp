@@ -20,8 +20,8 @@ constexpr std::string_view kMeasured[] = {
 };
 
 // Schemas that do not tell that the output shares the input's memory.
-constexpr std::string_view kSilentViews[] = {"aten::_unsafe_view", "aten::_reshape_alias",
-                                             "aten::lift_fresh", "aten::lift"};
+constexpr std::string_view kSilentViews[] = {"aten::_unsafe_view", "aten::lift_fresh",
+                                             "aten::lift"};
 
 // Scalars that shape the output, or decide how the values of shards are put together, so that
 // their value belongs to the key.

@@ -14,6 +14,38 @@ from fuzz_programs import differences, text  # noqa: E402
 
 # (mesh, program) that were found by scripts/fuzz.py, each with what was wrong.
 KEPT = {
+    # PyTorch's rule for views never ended.
+    "view without elements": ((3,), """
+        v0 = tensor(87, (0, 1, 4, 2), 'float64', 'S2', False)
+        v1 = redistribute(v0, 'R')
+        v2 = v1.view(1, 1, 0)
+    """),
+    # Each worker summed up its own part.
+    "cumsum over a negative dim": ((4,), """
+        v0 = tensor(49, (2, 4), 'bool', 'S1', False)
+        v1 = v0.cumsum(dim=-1)
+    """),
+    # The strides of a dense part were taken for those of a slice.
+    "reshape of a slice": ((4,), """
+        v0 = tensor(1, (2, 1, 5, 5), 'float64', 'S3', False)
+        v1 = v0.narrow(-2, 1, 4)
+        v2 = v1.expand(2, 1, 4, 5).reshape(2, 4, 5)
+        v3 = torch.matmul(v1.mT, v1)
+    """),
+    "softmax without elements": ((3,), """
+        v0 = tensor(17, (0, 4, 5), 'bool', 'S1', False)
+        v1 = v0.softmax(dim=-2)
+        v2 = tensor(10, (0, 0, 3), 'float64', 'S1', False)
+        v3 = v2.log_softmax(dim=1)
+    """),
+    # The write was lost: the view was of a copy.
+    "writing through a view of a cut dim": ((2, 2), """
+        v0 = tensor(60, (6, 2), 'float64', 'R S0', False)
+        v1 = torch.minimum(v0, v0)
+        v1[1].mul_(2)
+        v2 = v0.view(6, 2, 1)
+        v0.clamp_(0, 1)
+    """),
 }
 
 
