@@ -82,6 +82,9 @@ def start(settings, launch):
     def stop():
         if hosted:
             hosted.join()
+        # Futures that the program still holds: a worker that has yet to send can't leave.
+        while remote is not None and not remote.receive_all(0.1):
+            pass
         _finish(comm, remote, board)
 
     def end_failed_job():
@@ -140,6 +143,8 @@ def _finish(comm, link, board, limit=None):
         if until is not None and time.monotonic() > until:
             return False
         time.sleep(0.0005)
+    if comm.rank == 0 and link is not None:
+        link.detach()
     if board is not None:
         board.free()
     MPI.Finalize()

@@ -6,12 +6,15 @@ hand it on to their two children. Progress comes back up the same tree. Data tha
 worker and replies go directly. Everything is nonblocking, and nothing here takes the GIL.
 """
 
+cimport cython
 from cpython.pycapsule cimport PyCapsule_New
+from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
+from libcpp.unordered_set cimport unordered_set
 from libcpp.vector cimport vector
 
 from libtorch cimport THPVariable_Wrap, Tensor
@@ -339,6 +342,7 @@ cdef class MPILink:
     cdef vector[int] ranks, workers, rank_of_worker
     cdef vector[cbool] shares
     cdef SharedBoard* board
+    cdef unordered_set[PyObject*] replies  # that are alive
     cdef object keep
     cdef int spins
 
@@ -416,6 +420,29 @@ cdef class MPILink:
         del backoff
         return done
 
+    def receive_all(self, double seconds):
+        """Complete the replies that are still held, which workers may have yet to send.
+
+        Returns whether all came within the time.
+        """
+        cdef int64_t until = now_us() + <int64_t>(seconds * 1e6)
+        cdef cbool done = False
+        cdef Backoff* backoff = new Backoff(self.spins)
+        try:
+            while not done and now_us() < until:
+                done = True
+                for pointer in self.replies:
+                    done = (<MPIReplies>pointer).look() and done
+                backoff.pause()
+        finally:
+            del backoff
+        return done
+
+    def detach(self):
+        """Take the replies' content out of MPI's hands: before MPI_Finalize."""
+        for pointer in self.replies:
+            (<MPIReplies>pointer).detach()
+
 
 cdef extern from *:
     """
@@ -426,6 +453,8 @@ cdef extern from *:
     size_t reply_room(size_t nbytes)
 
 
+# A future in a reference cycle is cleared piece by piece, and the owner is needed to the last.
+@cython.no_gc_clear
 cdef class MPIReplies:
     """The answers of worker ranks to one request: some in shared memory, some by message."""
 
@@ -436,11 +465,16 @@ cdef class MPIReplies:
     cdef vector[int] shared_workers, network_workers
     cdef vector[shared_ptr[NetworkReply]] network
     cdef cbool complete
+    cdef cbool detached
+    cdef object kept  # parts() of one that was complete when MPI ended
+
+    def __cinit__(self):
+        self.at = -1
 
     def __init__(self, MPILink owner, size_t num_workers):
         self.owner = owner
         self.num_workers = num_workers
-        self.at = -1
+        owner.replies.insert(<PyObject*>self)
 
     cdef start(self, uint32_t number, shared, network, int64_t at, size_t stride, size_t nbytes):
         self.at = at
@@ -456,12 +490,26 @@ cdef class MPIReplies:
                                nbytes))
 
     def __dealloc__(self):
+        if self.owner is not None:
+            self.owner.replies.erase(<PyObject*>self)
+        self.let_go()
+
+    cdef void let_go(self):
         if self.network.size():
             abandon(self.network)
+            self.network.clear()
         if self.at >= 0:
             if self.looks_complete():
                 self.owner.board.release(self.at)
             # else: a worker may still write there; the block is never used again
+            self.at = -1
+
+    cdef detach(self):
+        if self.look():
+            self.kept = self.parts()
+        self.let_go()
+        self.shared_workers.clear()
+        self.complete = self.detached = True
 
     cdef cbool looks_complete(self) noexcept nogil:
         for worker in self.shared_workers:
@@ -503,6 +551,10 @@ cdef class MPIReplies:
 
     def parts(self):
         """[(value or None, failure or None)] by worker."""
+        if self.detached:
+            if self.kept is None:
+                raise RuntimeError("the job's workers have ended before this value came")
+            return self.kept
         found = [(None, None)] * self.num_workers
         cdef size_t rest
         for worker in self.shared_workers:
