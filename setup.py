@@ -108,7 +108,7 @@ extensions = [
     extension("_controller", sources("controller"), links=["_core"]),
     # No contraction into fused multiply-adds: machines must give the same bits.
     extension("_random", sources("random"),
-              compile_flags=["-O3", "-fno-math-errno", "-ffp-contract=off"]),
+              compile_flags=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]),
     extension("_worker", sources("worker"), links=["_core", "_sharding", "_random"]),
 ]
 mpi = mpi_flags()

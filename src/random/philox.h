@@ -24,7 +24,7 @@ PhiloxBlock philox(PhiloxBlock counter, std::array<uint32_t, 2> key);
 // Words of up to kMaxBlocks consecutive blocks, word by word of the block, so that the loops over
 // blocks become vector instructions.
 struct PhiloxWords {
-  static constexpr int kMaxBlocks = 16;
+  static constexpr int kMaxBlocks = 64;
   uint32_t word[4][kMaxBlocks];
 };
 
