@@ -2,12 +2,23 @@
 
     python scripts/fuzz_decoder.py --batches 100000
 
+The same under AddressSanitizer, in a checkout of its own since the build takes the place of
+the usual one (PYTHONPATH: the package of this checkout, should another be installed):
+
+    DTORCH_SANITIZE=address python setup.py build_ext --inplace
+    PYTHONPATH=. python scripts/fuzz_decoder.py --batches 100000 --sanitized
+
 Real batches are recorded, then flipped, cut, spliced and given wild lengths, counts, numbers,
-tags and sizes. Each runs on a fresh worker in a child process whose address space is limited.
+kinds, tags and sizes. Each runs on a fresh worker in a child process of limited memory: more
+is an error of the operator that asks for it. LibTorch itself is not sanitized, but its
+tensors lie in memory that the sanitizer hands out.
+
 Prints one line, `crashes=0 hangs=0 ...`, and the seed and number of every batch that killed the
-child; exits with 1 if there was one. A batch that asks for a valid computation of hours (attention
-over a million positions) is given up and counted as long, not as a hang: it uses its processor.
-`--only N` runs one batch again, to look at it.
+child; exits with 1 if there was one. clean: batches whose every record ran; failed: with a
+record or operator that failed; broken_off: of these, where not even the next record could be
+found. A batch that asks for a valid computation of hours (attention over a million positions)
+is given up and counted as long, not as a hang: it uses its processor. `--only N` runs one batch
+again, to look at it; `--save FILE` keeps it.
 """
 
 import argparse
@@ -26,11 +37,28 @@ import time
 
 HEADER_WORDS = 4
 DEFINITIONS = (3, 5, 6)
+SITE = 4
 WILD = (0, 1, 2, 0x7F, 0xFFFF, 0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 WILD_INTS = (0, -1, 1, 1 << 62, -(1 << 63), (1 << 63) - 1, 1 << 31, 1 << 40, 1 << 20, -2)
 LIMIT_SECONDS = 10
+LOOK_SECONDS = 0.5
 LONG, HUNG = 3, 4  # exit codes of the child
 SPARE_BYTES = 3 << 30
+PROGRESS = struct.Struct("7Q")  # batch at hand, clean, failed, broken off, operators, growth, peak
+SANITIZER_OPTIONS = {
+    "detect_leaks": 0,  # Python's own
+    "detect_odr_violation": 0,
+    # In place of the limit of the address space; beyond the last one the batch counts as a crash.
+    "allocator_may_return_null": 1,
+    "max_allocation_size_mb": 2048,
+    "hard_rss_limit_mb": 8192,
+    "quarantine_size_mb": 64,
+    # Its reports, not Python's.
+    "handle_segv": 2,
+    "handle_sigbus": 2,
+    "handle_sigfpe": 2,
+    "handle_abort": 2,
+}
 
 
 def record_programs():
@@ -93,20 +121,25 @@ def record_programs():
 
     programs = []
     definitions = []
+    preamble = []  # the first records of each program, to be harmed too
     dt.sync()
     worker.keep_batches()
     for program in (views, arithmetic, network, attention, sharded):
+        start = len(worker.kept_batches())
         program()  # its operators' definitions come with the first run
         dt.sync()
         seen = len(worker.kept_batches())
         program()
         dt.sync()
         batches = worker.kept_batches()
-        definitions += [r for r in records_of(b"".join(batches[:seen])) if kind(r) in DEFINITIONS]
+        records = records_of(b"".join(batches[start:seen]))
+        definitions += [record for record in records if kind(record) in DEFINITIONS]
+        preamble += [record for record in records if kind(record) in (*DEFINITIONS, SITE)][:30]
         programs.append(records_of(b"".join(batches[seen:])))
     dt.shutdown()
     # The mesh was defined before anything was kept.
-    return [[10, 5, 1, 0, 7 << 24 | 1, 1, 0, 7 << 24 | 1, 0, 0]] + definitions, programs
+    mesh = [10, 5, 1, 0, 7 << 24 | 1, 1, 0, 7 << 24 | 1, 0, 0]
+    return [mesh, *definitions], [*programs, [mesh, *preamble]]
 
 
 def kind(record):
@@ -129,7 +162,7 @@ def mutated(programs, chance):
     for _ in range(chance.choice((1, 1, 1, 2, 4, 16))):
         record = chance.choice(program)
         at = chance.randrange(len(record)) if record else 0
-        what = chance.randrange(10)
+        what = chance.randrange(11)
         if len(record) < HEADER_WORDS:
             continue
         if what == 0:
@@ -165,6 +198,8 @@ def mutated(programs, chance):
                     program.insert(chance.randrange(len(program) + 1), list(piece))
             if not program:
                 program.append([])
+        elif what == 9:  # the kind
+            record[1] = record[1] & 0xFFFF0000 | chance.randrange(16)
         else:  # a piece of another program
             source = chance.choice(programs)
             first = chance.randrange(len(source))
@@ -177,102 +212,149 @@ def mutated(programs, chance):
     return data
 
 
+def as_bytes(records):
+    return b"".join(struct.pack(f"{len(record)}I", *record) for record in records)
+
+
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 class Watch:
-    """Ends the process when a batch takes too long, by an exit code that says what it did."""
+    """Ends the process when a batch takes too long, by an exit code that says what it did.
+
+    By the processor's time and the main thread's state, not the clock's: the machine may have
+    other work to do.
+    """
 
     def __init__(self):
         self._began = None
         threading.Thread(target=self._look, daemon=True).start()
 
     def begin(self):
-        self._began = time.monotonic(), time.process_time()
+        self._began = time.process_time()
 
     def end(self):
         self._began = None
 
     def _look(self):
+        before, asleep = None, 0
         while True:
-            time.sleep(0.5)
+            time.sleep(LOOK_SECONDS)
             began = self._began
-            if began is None or (took := time.monotonic() - began[0]) < LIMIT_SECONDS:
-                continue
-            faulthandler.dump_traceback()
-            os._exit(LONG if time.process_time() - began[1] > took / 4 else HUNG)
+            with open(f"/proc/self/task/{os.getpid()}/stat") as file:
+                waits = file.read().rpartition(")")[2].split()[0] == "S"
+            asleep = asleep + 1 if waits and began is not None and began == before else 0
+            before = began
+            hung = asleep * LOOK_SECONDS > LIMIT_SECONDS
+            if hung or (began is not None and time.process_time() - began > LIMIT_SECONDS):
+                faulthandler.dump_traceback()
+                os._exit(HUNG if hung else LONG)
 
 
-def child(seed, first, count, progress_path):
+def child(seed, first, count, progress_path, save):
     import torch
 
-    from dtorch_mpi import _collectives, _transport, _worker
+    from dtorch_mpi import _collectives, _sharding, _transport, _worker
 
     definitions, programs = record_programs()
-    opening = b"".join(struct.pack(f"{len(r)}I", *r) for r in definitions)
+    opening = as_bytes(definitions)
     torch.set_num_threads(1)
     groups = _collectives.ThreadGroups()
     maker = groups.maker()
     link = _transport.MemoryLink(0, 1, 0)
 
     def run(batch):
+        _sharding.forget_all()  # what an earlier batch has defined
         worker = _worker.Worker(0, "cpu", "here", link.worker_end(0), maker, num_workers=1)
-        assert worker.execute_bytes(opening)
+        worker.note_flight()
+        assert worker.execute_bytes(opening) and worker.num_failures == 0
         whole = worker.execute_bytes(batch)
-        return whole, worker.num_operators
+        return whole, worker.num_failures, worker.num_operators
 
     for program in programs:  # unharmed, each must run to its end
-        whole, executed = run(struct.pack(f"{sum(map(len, program))}I", *sum(program, [])))
+        whole, failed, executed = run(as_bytes(program))
         issued = sum(kind(record) == 1 for record in program)
-        assert whole and executed >= issued - 2, (whole, executed, issued)
+        assert whole and failed <= 2 and executed >= issued - 2, (whole, failed, executed, issued)
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
-    if "asan" not in os.environ.get("LD_PRELOAD", ""):
+    if "ASAN_OPTIONS" not in os.environ:  # else the sanitizer has its own limit
         resource.setrlimit(resource.RLIMIT_AS, (size + SPARE_BYTES,) * 2)
     with open(progress_path, "r+b") as file:
-        progress = mmap.mmap(file.fileno(), 32)
-    before = resident()
+        progress = mmap.mmap(file.fileno(), PROGRESS.size)
+    before, peak_before = resident(), peak()
     watch = Watch()
     for number in range(first, first + count):
         struct.pack_into("Q", progress, 0, number)
         batch = mutated(programs, random.Random(f"{seed}.{number}"))
+        if save:
+            with open(save, "wb") as file:
+                file.write(opening + batch)
         watch.begin()
-        whole, executed = run(batch)
+        whole, failed, executed = run(batch)
         watch.end()
-        lost, ran, grown = struct.unpack_from("3Q", progress, 8)
-        grown = max(grown, max(0, resident() - before))
-        struct.pack_into("3Q", progress, 8, lost + (not whole), ran + executed, grown)
+        _, clean, broken, lost, ran, grown, most = PROGRESS.unpack_from(progress)
+        PROGRESS.pack_into(
+            progress, 0, number, clean + (not failed), broken + (failed > 0), lost + (not whole),
+            ran + executed, max(grown, resident() - before), max(most, peak() - peak_before),
+        )  # fmt: skip
     struct.pack_into("Q", progress, 0, first + count)
     sys.stdout.flush()
     os._exit(0)
 
 
+def environment(sanitized):
+    """The child's. Raises CalledProcessError where there is no compiler to name its sanitizer."""
+    if not sanitized:
+        return None
+    compiler = os.environ.get("CXX", "g++")
+    # Without libstdc++ the sanitizer, which comes first, does not find what throws.
+    libraries = [
+        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True,
+                       check=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so.6")
+    ]  # fmt: skip
+    options = ":".join(f"{name}={value}" for name, value in SANITIZER_OPTIONS.items())
+    return os.environ | {"LD_PRELOAD": ":".join(libraries), "ASAN_OPTIONS": options}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0, help="begin at this batch of the seed's")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sanitized", action="store_true", help="under AddressSanitizer")
     parser.add_argument("--only", type=int, help="run this batch alone")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--save", help="keep each batch in this file, behind its definitions")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    first, last = 0, options.batches
+    first, last = options.first, options.first + options.batches
     if options.only is not None:
-        first, last = options.only, options.only + 1
+        options.batches, first, last = 1, options.only, options.only + 1
     if options.child is not None:
-        child(options.seed, int(options.child[0]), last - int(options.child[0]), options.child[1])
+        first, count, progress_path = options.child
+        child(options.seed, int(first), int(count), progress_path, options.save)
     crashes, hangs, long = [], [], []
     with tempfile.NamedTemporaryFile() as progress:
-        progress.write(bytes(32))
+        progress.write(bytes(PROGRESS.size))
         progress.flush()
         while first < last and len(crashes) + len(hangs) < 50:
             with open(progress.name, "r+b") as file:
                 file.write(b"\xff" * 8)
-            argv = [sys.executable, "-X", "faulthandler", __file__, "--seed", str(options.seed),
-                    "--batches", str(last), "--child", str(first), progress.name]  # fmt: skip
-            ended = subprocess.run(argv, stderr=subprocess.PIPE, text=True, errors="replace")
+            # Python's handler of signals would stand before the sanitizer's.
+            handler = [] if options.sanitized else ["-X", "faulthandler"]
+            argv = [sys.executable, *handler, __file__, "--seed", str(options.seed),
+                    "--child", str(first), str(last - first), progress.name]  # fmt: skip
+            argv += ["--save", options.save] if options.save else []
+            ended = subprocess.run(argv, stderr=subprocess.PIPE, text=True, errors="replace",
+                                   env=environment(options.sanitized))  # fmt: skip
             with open(progress.name, "rb") as file:
-                reached, lost, ran, grown = struct.unpack("4Q", file.read(32))
+                reached, clean, failed, lost, ran, grown, most = PROGRESS.unpack(file.read())
             if ended.returncode == 0:
                 break
             if reached == (1 << 64) - 1:
@@ -280,10 +362,12 @@ def main():
             kinds = {LONG: (long, "long"), HUNG: (hangs, "hangs")}
             found, word = kinds.get(ended.returncode, (crashes, f"exit code {ended.returncode}"))
             found.append(reached)
-            print(f"batch {reached} of seed {options.seed}: {word}\n{ended.stderr[-3000:]}")
+            print(f"batch {reached} of seed {options.seed}: {word}\n{ended.stderr[-8000:]}")
+            sys.stdout.flush()
             first = reached + 1
-    print(f"crashes={len(crashes)} hangs={len(hangs)} long={len(long)} batches={last} "
-          f"seed={options.seed} broken_off={lost} operators={ran} grown_mib={grown >> 20}")
+    print(f"crashes={len(crashes)} hangs={len(hangs)} long={len(long)} batches={options.batches} "
+          f"seed={options.seed} clean={clean} failed={failed} broken_off={lost} operators={ran} "
+          f"grown_mib={grown >> 20} peak_mib={most >> 20}")
     sys.exit(1 if crashes or hangs else 0)
 
 

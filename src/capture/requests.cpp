@@ -61,6 +61,8 @@ at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
   queue.throttle();
   TORCH_CHECK(tensor.layout() == c10::kStrided, "only strided tensors can live on the dtorch "
               "device; got layout ", tensor.layout());
+  TORCH_CHECK_VALUE(tensor.dim() <= kMaxDims, "expected a tensor of ", kMaxDims, " dims at most to "
+                    "move to the dtorch device, got ", tensor.dim(), ": flatten some of them first");
   const bool dense = tensor.is_non_overlapping_and_dense();
   const auto source = (dense ? tensor : tensor.contiguous()).resolve_conj().resolve_neg();
   const int64_t bytes = static_cast<int64_t>(source.nbytes());

@@ -10,6 +10,8 @@
 
 namespace dtorch {
 
+constexpr int64_t kMaxDims = 64;  // of a tensor that travels; most of LibTorch takes no more
+
 struct Transfer {
   uint64_t number = 0;
   at::Tensor tensor;

@@ -40,7 +40,8 @@ struct WorkerLink {
   bool (*receive)(void* self, Batch* batch, int64_t microseconds) = nullptr;
   // This worker's part of a transfer; waits for it.
   bool (*fetch)(void* self, uint64_t number, at::Tensor* part) = nullptr;
-  void (*reply)(void* self, const PromiseName* promise, const Reply* reply) = nullptr;
+  // False where the promise names a place outside of rank 0's memory for replies.
+  bool (*reply)(void* self, const PromiseName* promise, const Reply* reply) = nullptr;
   // How far this worker has come: all records before `records` are executed.
   void (*progress)(void* self, uint64_t records) = nullptr;
 };

@@ -57,7 +57,7 @@ cdef extern from "transport/link.h" namespace "dtorch" nogil:
         void* self
         cbool (*receive)(void* self, Batch* batch, int64_t microseconds) noexcept
         cbool (*fetch)(void* self, uint64_t number, Tensor* part) noexcept
-        void (*reply)(void* self, const PromiseName* promise, const Reply* reply) noexcept
+        cbool (*reply)(void* self, const PromiseName* promise, const Reply* reply) noexcept
         void (*progress)(void* self, uint64_t records) noexcept
 
     cppclass ControllerLink:

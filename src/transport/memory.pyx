@@ -79,9 +79,10 @@ cdef cbool seat_fetch(void* self, uint64_t number, Tensor* part) noexcept nogil:
     return True
 
 
-cdef void seat_reply(void* self, const PromiseName* promise, const Reply* reply) noexcept nogil:
+cdef cbool seat_reply(void* self, const PromiseName* promise, const Reply* reply) noexcept nogil:
     cdef Seat* seat = <Seat*>self
     Mailbox.get().put(promise.id, seat.part, reply[0])
+    return True
 
 
 cdef void seat_progress(void* self, uint64_t records) noexcept nogil:

@@ -40,6 +40,7 @@ inline FailurePtr make_failure(WorkerState& state, const std::string& text) {
   failure->record = state.record;
   failure->worker = state.worker;
   failure->host = state.host;
+  ++state.num_failures;
   if (state.unreported.size() < kMostUnreported) {
     state.unreported.push_back(failure);
   } else {
@@ -463,7 +464,7 @@ void answer(WorkerState& state, const WorkerLink& link, Reader& reader, Make&& m
     reply.failure = make_failure(state, "reading a value: " + message_of(error));
     mark_reported(state, reply.failure);
   }
-  if (owed) link.reply(link.self, &promise, &reply);
+  if (owed && !link.reply(link.self, &promise, &reply)) Reader::fail("a promise of a wild place");
 }
 
 inline bool read_slot(WorkerState& state, Reader& reader, uint32_t number, Reply* reply) {
@@ -483,6 +484,8 @@ inline bool read_slot(WorkerState& state, Reader& reader, uint32_t number, Reply
     mark_reported(state, reply->failure);
   }
   if (!reply->failure && wanted && entry.tensor.defined()) {
+    TORCH_CHECK_VALUE(entry.tensor.dim() <= kMaxDims, "expected a tensor of ", kMaxDims, " dims at "
+                      "most to read, got ", entry.tensor.dim(), ": flatten some of them first");
     auto value = entry.tensor.resolve_conj().resolve_neg().to(c10::kCPU).contiguous();
     // A snapshot: what follows in the stream may write to the tensor.
     reply->value = value.is_alias_of(entry.tensor) ? value.clone() : value;

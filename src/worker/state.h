@@ -58,7 +58,7 @@ struct WorkerState {
     if (number >= slots.size()) {
       if (number >= kMaxSlots) Reader::fail("a slot number beyond the last");
       if (number >= slots.size() + kGrowth) Reader::fail("a slot number far beyond the table");
-      slots.resize(std::max<size_t>(number + 1, slots.size() * 2));
+      slots.resize(std::clamp<size_t>(slots.size() * 2, number + 1, kMaxSlots));
     }
     return slots[number];
   }
@@ -100,6 +100,7 @@ struct WorkerState {
   uint64_t record = 0;  // being executed
   uint32_t site = 0;
   uint64_t num_operators = 0;
+  uint64_t num_failures = 0;
   std::atomic<bool> stopped{false};  // set by a shutdown record, or by another thread
   // Why the stream can't be followed any further: what comes after is lost.
   std::string broken;

@@ -45,6 +45,7 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         uint64_t record
         uint32_t site
         uint64_t num_operators
+        uint64_t num_failures
         cbool notes_flight
         cbool stopped
         cbool keeps_batches
@@ -188,20 +189,21 @@ cdef void run_python_kernel(WorkerState* state, Reader& reader, uint32_t count) 
 
 cdef void python_kernel(WorkerState* state, const KernelCall& call) noexcept:
     cdef vector[Tensor] results
+    name = call.name.decode("utf-8", "replace")
     try:
         outputs = [
             (call.outputs[i].dtype, tuple(call.outputs[i].sizes),
              tuple(call.outputs[i].local_sizes), tuple(call.outputs[i].local_offsets))
             for i in range(<int>call.outputs.size())
         ]
-        for tensor in registry.run(call.name.decode(), call.packed, outputs):
+        for tensor in registry.run(name, call.packed, outputs):
             if not THPVariable_Check(tensor) or tensor.device.type not in ("cpu", "cuda"):
                 raise TypeError(f"expected tensors in the worker's own memory, got {tensor!r:.100}")
             results.push_back(THPVariable_Unpack(tensor))
         store_kernel_outputs(state[0], call, results)
     except BaseException as error:
-        store_kernel_failure(
-            state[0], call, f"kernel {call.name.decode()}: {type(error).__name__}: {error}".encode())
+        text = f"kernel {name}: {type(error).__name__}: {error}"
+        store_kernel_failure(state[0], call, text.encode("utf-8", "replace"))
 
 
 cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
@@ -272,6 +274,11 @@ cdef class Worker:
     def num_operators(self):
         """Operators executed so far."""
         return self.context.state.num_operators
+
+    @property
+    def num_failures(self):
+        """Records that failed so far, those that only name a failed value not counted."""
+        return self.context.state.num_failures
 
     def note_flight(self):
         """Have this worker write its process's flight record."""

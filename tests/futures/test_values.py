@@ -28,6 +28,15 @@ def test_value_is_the_tensor(make):
     assert torch.equal(read, value)
 
 
+def test_tensors_of_more_dims_than_travel():
+    with pytest.raises(ValueError, match="64 dims at most to [a-z ]+, got 65"):
+        torch.empty([1] * 65).to("dtorch")
+    with pytest.raises(dt.WorkerError, match="64 dims at most to [a-z ]+, got 65"):
+        torch.empty([1] * 65, device="dtorch").to_torch()
+    value = torch.randn(2, *[1] * 63)
+    assert torch.equal(value.to("dtorch").to_torch(), value)
+
+
 @pytest.mark.parametrize("placements", [
     [dt.Shard(0)], [dt.Shard(1)], [dt.Replicate()], [dt.Partial()],
 ], ids=str)  # fmt: skip

@@ -17,4 +17,5 @@ def test_mutated_batches_end_in_an_error_or_a_valid_execution():
     # The mutations reach far enough, and spare enough, to mean something.
     assert int(figures["operators"]) > 10_000
     assert int(figures["broken_off"]) > 100
+    assert int(figures["clean"]) > 100 and int(figures["failed"]) > 1000
     assert int(figures["grown_mib"]) < 500

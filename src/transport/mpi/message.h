@@ -28,7 +28,6 @@ constexpr int kTagReply = 100 + 12000;  // + promise % kTagRange; MPI allows 327
 constexpr int kTagRange = 12000;
 constexpr size_t kPiece = size_t{1} << 30;  // one message; MPI counts are ints
 constexpr size_t kInline = 64 * 1024;       // a reply's data up to here is in its first message
-constexpr size_t kMaxDims = 64;
 constexpr size_t kTextBytes = 4096;
 
 // Opens a transfer or a reply.
@@ -119,7 +118,7 @@ inline void post_tensor(Outbox& outbox, const at::Tensor& tensor, int rank, int 
   TensorHeader header{};
   header.status = tensor.defined() ? TensorHeader::kValue : TensorHeader::kNothing;
   if (tensor.defined()) {
-    TORCH_INTERNAL_ASSERT(tensor.dim() <= static_cast<int64_t>(kMaxDims));
+    TORCH_INTERNAL_ASSERT(tensor.dim() <= kMaxDims);
     header.dtype = static_cast<int32_t>(tensor.scalar_type());
     header.dim = static_cast<int32_t>(tensor.dim());
     header.nbytes = tensor.nbytes();

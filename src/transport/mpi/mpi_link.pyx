@@ -91,6 +91,7 @@ cdef struct WorkerEnd:
     int spins
     cbool same_node     # as rank 0
     char* board         # rank 0's shared memory, if same_node
+    size_t board_size   # bytes
     uint64_t executed
     uint64_t[2] children_executed
     uint64_t reported
@@ -144,7 +145,7 @@ cdef cbool try_receive(WorkerEnd* end, Batch* batch) noexcept nogil:
     if not found:
         return False
     check_mpi(MPI_Get_count(&status, MPI_BYTE, &size), "MPI_Get_count")
-    cdef Chunk* chunk = Chunk.create(<uint32_t>(size // 4))
+    cdef Chunk* chunk = Chunk.create(<uint32_t>((size + 3) // 4))
     check_mpi(MPI_Mrecv(chunk.words(), size, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv")
     batch[0] = dtorch_batch(chunk, <uint32_t>(size // 4), end.received)
     end.received += batch.records
@@ -176,23 +177,29 @@ cdef cbool worker_fetch(void* self, uint64_t number, Tensor* part) noexcept nogi
     return True
 
 
-cdef void worker_reply(void* self, const PromiseName* promise, const Reply* reply) noexcept nogil:
+cdef cbool worker_reply(void* self, const PromiseName* promise, const Reply* reply) noexcept nogil:
     cdef WorkerEnd* end = <WorkerEnd*>self
     cdef char* block
     cdef size_t size
+    cdef uint64_t begin, stride
     cdef int tag = kTagReply + <int>(promise.id % kTagRange)
     if is_shared(promise[0]) and end.same_node:
-        # place: where the replies of all workers begin; each has a block of the same size
-        block = end.board + (promise.place >> 24) * 64 + end.worker * (promise.place & 0xffffff) * 64
-        write_reply(reply[0], end.worker, block + block_header(),
-                    (promise.place & 0xffffff) * 64 - block_header())
+        # place: where the replies of all workers begin; each has a block of the same size. It
+        # comes from a batch, which may be malformed.
+        stride = (promise.place & 0xffffff) * 64
+        begin = (promise.place >> 24) * 64 + end.worker * stride
+        if stride < block_header() + reply_room(0) or begin + stride > end.board_size:
+            return False
+        block = end.board + begin
+        write_reply(reply[0], end.worker, block + block_header(), stride - block_header())
         publish(block)
-        return
+        return True
     size = first_message_bytes(reply.value.nbytes() if reply.value.defined() else 0)
     block = end.outbox.keep_bytes(size)
     size = write_reply(reply[0], end.worker, block, size)
     end.outbox.post(block, size, 0, tag, end.comm)
     post_rest(end, reply, size, tag)
+    return True
 
 
 cdef extern from *:
@@ -254,6 +261,7 @@ cdef class MPIWorkerLink:
         self.end.same_node = board is not None
         if board is not None:
             self.end.board = (<SharedMemory>board).memory
+            self.end.board_size = (<SharedMemory>board).size
         self.end.outbox = new Outbox()
         self.link.self = &self.end
         self.link.receive = worker_receive
@@ -450,7 +458,7 @@ cdef extern from *:
       return sizeof(dtorch::TensorHeader) + std::max(nbytes, dtorch::kTextBytes);
     }
     """
-    size_t reply_room(size_t nbytes)
+    size_t reply_room(size_t nbytes) nogil
 
 
 # A future in a reference cycle is cleared piece by piece, and the owner is needed to the last.
