@@ -152,7 +152,7 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
     }
     // A partial sum that was reduced once stays reduced, unless a view still needs the sum.
     auto& slot = slot_of(*key.inputs[move.input]);
-    if (!move.restore && slot.sharding == move.from && !sharding_is_splitting(move.from) &&
+    if (!move.restore && slot.sharding == move.from && only_reduces(move.from, move.to) &&
         slot.is_alone()) {
       std::swap(slot.id, inputs[move.input]);
       slot.sharding = move.to;

@@ -29,6 +29,8 @@ void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef worke
 void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements);
 // Whether every worker's part is a piece of the value: no axis holds partial sums.
 bool sharding_is_splitting(uint32_t sharding);
+// Whether the two differ on axes only that hold partial sums under `from`.
+bool only_reduces(uint32_t from, uint32_t to);
 // Whether every worker of the mesh has all of the value.
 bool sharding_is_whole(uint32_t sharding);
 // The sharding on the same mesh for which that is so.

@@ -1,4 +1,5 @@
 // Records that no operator call makes: data in, values out, definitions.
+#include <algorithm>
 #include <vector>
 
 #include <ATen/ops/empty.h>
@@ -25,11 +26,13 @@ void emit(size_t words, Write&& write) {
   queue.commit(writer.end());
 }
 
+constexpr int64_t kReplicate = 0, kPartial = 2;  // as Placement::packed of sharding/placement.h
+
 // What capture asks of a sharding, by its number.
 struct ShardingFacts {
   uint32_t mesh = 0;
   bool is_whole = true;   // every worker of the mesh has all of the value
-  bool is_partial = false;
+  std::vector<int64_t> placements;
 };
 
 struct KnownShardings {
@@ -155,7 +158,20 @@ void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef worke
   });
 }
 
-bool sharding_is_splitting(uint32_t sharding) { return !facts_of(sharding).is_partial; }
+bool sharding_is_splitting(uint32_t sharding) {
+  const auto placements = facts_of(sharding).placements;
+  return std::none_of(placements.begin(), placements.end(),
+                      [](int64_t packed) { return (packed & 0xff) == kPartial; });
+}
+
+bool only_reduces(uint32_t from, uint32_t to) {
+  const auto before = facts_of(from).placements, after = facts_of(to).placements;
+  if (before.empty()) return false;  // on no mesh: nothing to reduce
+  for (size_t axis = 0; axis < before.size(); ++axis) {
+    if (before[axis] != after[axis] && (before[axis] & 0xff) != kPartial) return false;
+  }
+  return true;
+}
 
 bool sharding_is_whole(uint32_t sharding) { return facts_of(sharding).is_whole; }
 
@@ -170,11 +186,9 @@ uint32_t whole_sharding(uint32_t sharding) {
 }
 
 void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements) {
-  constexpr int64_t kReplicate = 0, kPartial = 2;
-  ShardingFacts facts{mesh};
+  ShardingFacts facts{mesh, true, {placements.begin(), placements.end()}};
   for (int64_t packed : placements) {
     facts.is_whole = facts.is_whole && (packed & 0xff) == kReplicate;
-    facts.is_partial = facts.is_partial || (packed & 0xff) == kPartial;
   }
   {
     // Numbers begin anew with each set of workers.

@@ -10,7 +10,7 @@
 
 namespace dtorch {
 
-constexpr int64_t kMaxDims = 64;  // of a tensor that travels; most of LibTorch takes no more
+constexpr int64_t kMaxDims = 128;  // of a tensor that travels; LibTorch refuses more than 64 itself
 
 struct Transfer {
   uint64_t number = 0;

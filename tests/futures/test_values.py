@@ -29,10 +29,10 @@ def test_value_is_the_tensor(make):
 
 
 def test_tensors_of_more_dims_than_travel():
-    with pytest.raises(ValueError, match="64 dims at most to [a-z ]+, got 65"):
-        torch.empty([1] * 65).to("dtorch")
-    with pytest.raises(dt.WorkerError, match="64 dims at most to [a-z ]+, got 65"):
-        torch.empty([1] * 65, device="dtorch").to_torch()
+    with pytest.raises(ValueError, match="128 dims at most to [a-z ]+, got 129"):
+        torch.empty([1] * 129).to("dtorch")
+    with pytest.raises(dt.WorkerError, match="128 dims at most to [a-z ]+, got 129"):
+        torch.empty([1] * 129, device="dtorch").to_torch()
     value = torch.randn(2, *[1] * 63)
     assert torch.equal(value.to("dtorch").to_torch(), value)
 
