@@ -8,11 +8,14 @@ def counters():
 
     operators: issued. misses: calls whose outputs had to be worked out. uploads, upload_bytes:
     data sent from the client. reads: values, syncs and descriptions asked for. moves:
-    redistributions. records_*, bytes_*: of the stream. live_slots: tensors alive.
+    redistributions. decisions: times that how to run on sharded tensors had to be worked out.
+    records_*, bytes_*: of the stream. live_slots: tensors alive.
     """
     from .runtime import current
+    from .sharding.hook import decision_count
 
     numbers = _core.counters()
+    numbers["decisions"] = decision_count()
     running = current()
     if running is not None:
         numbers["batches"] = running.num_batches

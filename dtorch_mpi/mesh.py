@@ -11,6 +11,8 @@ from .sharding.placements import pack
 
 _lock = threading.RLock()  # of the tables, while a number is given out
 _meshes = {}  # (workers, shape, names) -> number
+# id -> (DeviceMesh, number): DeviceMesh.mesh is worked out anew each time it is asked for.
+_met = {}
 _mesh_of = {}  # number -> DeviceMesh
 _shardings = {}  # (mesh number, packed placements) -> number
 _sharding_of = {}  # number -> (DeviceMesh, placements)
@@ -66,6 +68,9 @@ def make_mesh(workers, names=None):
 
 def mesh_number(mesh):
     """The number of a mesh, defined on the workers when it is new."""
+    met = _met.get(id(mesh))
+    if met is not None:
+        return met[1]
     check_mesh(mesh)
     workers = tuple(mesh.mesh.flatten().tolist())
     key = (workers, tuple(mesh.mesh.shape), mesh.mesh_dim_names)
@@ -80,6 +85,7 @@ def mesh_number(mesh):
                 _mesh_of[number] = mesh
                 # Last: another thread that finds the number may use it at once.
                 _meshes[key] = number
+    _met[id(mesh)] = mesh, number
     return number
 
 
@@ -154,6 +160,6 @@ def packed_of(number):
 
 def forget_all():
     """The workers are gone, and with them what the numbers mean."""
-    for table in (_meshes, _mesh_of, _shardings, _sharding_of):
+    for table in (_meshes, _met, _mesh_of, _shardings, _sharding_of):
         table.clear()
     _sharding.forget_all()  # else the next workers' mesh 1 would be taken for this one

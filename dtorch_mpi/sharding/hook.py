@@ -3,6 +3,7 @@
 Called once for each new key of the capture cache, never on a hit.
 """
 
+import sys
 from collections import Counter
 
 import torch
@@ -27,6 +28,12 @@ _fallbacks = Counter()
 
 def fallback_counts():
     return dict(_fallbacks)
+
+
+def decision_count():
+    # Only looked up: the rules take a second to load, and a job of one worker needs none.
+    propagator = sys.modules.get("dtorch_mpi.sharding.propagator")
+    return propagator.num_decisions() if propagator else 0
 
 
 def shard(name, overload, values, outputs, measured):

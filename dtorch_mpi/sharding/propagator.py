@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from dtorch_mpi.sharding import torch_rules
+from dtorch_mpi.sharding.decision_keys import decision_key
 from dtorch_mpi.sharding.decompositions import decomposition_of
 from dtorch_mpi.sharding.fallback import replicate_everything
 from dtorch_mpi.sharding.formulas import broadcast_rules
-from dtorch_mpi.sharding.layout import has_empty_shard, size_class
+from dtorch_mpi.sharding.layout import has_empty_shard
 from dtorch_mpi.sharding.lists import propagate_list
 from dtorch_mpi.sharding.local_check import check_local_shapes
 from dtorch_mpi.sharding.misfit import misfit
@@ -35,10 +36,11 @@ from dtorch_mpi.sharding.torch_rules import NoRuleError
 
 aten = torch.ops.aten
 
-# By operator, mesh, placements, the classes of sizes (or sizes themselves, where a rule reads
-# them) and the arguments. A decision that moves data depends on how much, so such entries are
-# a second table by the magnitudes of the inputs.
-_cache: dict[tuple, OpSharding | dict[tuple, OpSharding]] = {}
+# By decision_key. A decision that moves data depends on how much, so those are a second table,
+# by the magnitudes of the inputs too.
+_cache: dict[tuple, OpSharding] = {}
+_moving: dict[tuple, dict[tuple, OpSharding]] = {}
+_num_decisions = 0
 
 # On Partial these are right in place; what else comes from a whole-mesh rule is not known to be.
 _LINEAR_IN_PLACE = {aten.zero_.default, aten.detach_.default}
@@ -95,24 +97,34 @@ def propagate(
     if facts.is_list:
         return _propagate_list(op, facts, args, kwargs, inputs, positions, outputs, mesh)
 
-    key = _key(op, facts, args, kwargs, mesh)
-    known = _cache.get(key)
-    if isinstance(known, OpSharding):
+    near = decision_key(op, facts, args, kwargs, outputs, mesh, near=True)
+    known = _cache.get(near)
+    if known is not None:
         return known
+    key = decision_key(op, facts, args, kwargs, outputs, mesh, near=False)
+    known = _moving.get(key)
     magnitudes = tuple(given.meta.numel().bit_length() for given in inputs)
     if known is not None and magnitudes in known:
         return known[magnitudes]
+    global _num_decisions
+    _num_decisions += 1
     result = _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh)
     if all(w == given.placements for w, given in zip(result.inputs, inputs, strict=True)):
-        _cache[key] = result
+        _cache[near] = result
     else:
-        _cache.setdefault(key, {})[magnitudes] = result
+        _moving.setdefault(key, {})[magnitudes] = result
     return result
+
+
+def num_decisions() -> int:
+    """How many were made since the start, rather than found in the cache."""
+    return _num_decisions
 
 
 def clear_cache() -> None:
     """Forget all decisions."""
     _cache.clear()
+    _moving.clear()
 
 
 def _flatten(
@@ -156,47 +168,6 @@ def _propagate_list(op, facts, args, kwargs, inputs, positions, outputs, mesh) -
     if result.fallback:
         result = replace(result, decomposition=decomposition_of(op, args, inputs))
     return result
-
-
-def _reads_sizes(op: OpOverload) -> bool:
-    if op in OWN_RULES or torch.Tag.pointwise in op.tags:
-        return False
-    return torch_rules.reads_sizes(op)
-
-
-def _key(op, facts: OperatorFacts, args: list, kwargs: dict, mesh: DeviceMesh) -> tuple:
-    shape, exact = mesh.shape, _reads_sizes(op)
-
-    def part(value, is_scalar):
-        if isinstance(value, ShardedMeta):
-            sizes = value.meta.shape
-            if not exact:
-                sizes = tuple(size_class(size, shape) for size in sizes)
-            return value.placements, value.meta.dtype, sizes
-        if isinstance(value, (list, tuple)):
-            return tuple(part(v, is_scalar) for v in value)
-        if isinstance(value, torch.Tensor) or is_scalar and type(value) in (int, float):
-            return float
-        return value
-
-    own = OWN_RULES.get(op)
-    shown = own.key(args) if own is not None and own.key is not None else args
-    scalars = facts.is_scalar if shown is args else (False,) * len(shown)
-    named = ((k, part(v, facts.is_scalar[facts.names.index(k)])) for k, v in kwargs.items())
-    # Distinct meshes of one shape have the same rules and costs.
-    key = op, shape, tuple(map(part, shown, scalars)), tuple(named)
-    return key if own is None or not own.compares else (*key, _equal_sizes(args, kwargs))
-
-
-def _equal_sizes(args: list, kwargs: dict) -> tuple[int, ...]:
-    """For each size of the inputs, which was the first like it."""
-    sizes = [
-        size
-        for value in (*args, *kwargs.values())
-        if isinstance(value, ShardedMeta)
-        for size in value.meta.shape
-    ]
-    return tuple(map(sizes.index, sizes))
 
 
 def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpSharding:

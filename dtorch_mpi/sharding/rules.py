@@ -92,12 +92,14 @@ def _select_backward(args, kwargs, outputs):
 @_rule(aten.cat.default)
 def _cat(args, kwargs, outputs):
     tensors = args[0]
-    if len({given.meta.ndim for given in tensors if isinstance(given, ShardedMeta)}) != 1:
-        return []  # the old form, with an empty 1-D tensor among the others
     ndim = outputs[0].ndim
     cut = _argument(args, 1, 0) % ndim
     placements = [Shard(d) for d in range(ndim) if d != cut] + list(_LINEAR)
-    return [AxisRule((p,), (p,) * len(tensors)) for p in placements]
+    # Empty 1-D tensors may stand among the others, and add nothing: caches begin as one.
+    adds = [given.meta.ndim == ndim and given.meta.shape != (0,) for given in tensors]
+    return [
+        AxisRule((p,), tuple(p if counts else Replicate() for counts in adds)) for p in placements
+    ]
 
 
 @_rule(aten.lift_fresh.default, aten.lift.default)
@@ -108,9 +110,24 @@ def _as_it_is(args, kwargs, outputs):
 
 @_rule(aten.linalg__powsum.default)
 def _power_sum(args, kwargs, outputs):
-    if _argument(args, 2, None) is not None:
-        return None
-    return [AxisRule((Partial("sum"),), (Shard(d),)) for d in range(args[0].meta.ndim)]
+    # PyTorch's own rule takes partial sums too, as if powers were linear.
+    ndim, keeps = args[0].meta.ndim, _argument(args, 3, False)
+    dims = {d % ndim for d in _argument(args, 2, None) or range(ndim)}
+    rules = []
+    for d in range(ndim):
+        kept = d if keeps else d - sum(cut < d for cut in dims)
+        rules.append(AxisRule((Partial("sum") if d in dims else Shard(kept),), (Shard(d),)))
+    return rules
+
+
+@_rule(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
+def _fractional_pool(args, kwargs, outputs):
+    # The samples always have a batch dim: PyTorch's rule cuts them like an input that has none.
+    is_batched = args[0].meta.ndim == len(args[1]) + 2
+    cuts = [(0, 0), (1, 1)] if is_batched else [(0, 1)]
+    return [
+        AxisRule((Shard(dim), Shard(dim)), (Shard(dim), Shard(sampled))) for dim, sampled in cuts
+    ]
 
 
 # Attention: batch and heads are independent. Dims 0 and 1 of these, by argument name.

@@ -6,6 +6,7 @@
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <torch/library.h>
 
+#include "capture/capture.h"
 #include "tensor/slot.h"
 
 namespace dtorch {
@@ -154,6 +155,22 @@ Tensor dirichlet_meta(const Tensor& alpha, OptionalGenerator) {
   return at::empty_like(alpha, at::MemoryFormat::Contiguous);
 }
 
+// What reshape calls where a view serves, on devices that it takes for eager ones: a view is what
+// there are sharding rules for.
+Tensor reshape_alias(const Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef) {
+  return self.view_symint(sizes);
+}
+
+// CUDA counts integers too, and takes this device's callers for its own (transformers' experts).
+Tensor histc(const Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "");
+  const bool counts_integers = c10::isIntegralType(self.scalar_type(), false);
+  Stack stack{counts_integers ? self.to(at::kDouble) : self, bins, min, max};
+  capture(op, &stack);
+  auto counts = stack[0].toTensor();
+  return counts_integers ? counts.to(self.scalar_type()) : counts;
+}
+
 // "No" keeps TransformerEncoder on its ordinary path, away from nested tensors.
 bool nested_tensor_from_mask_left_aligned(const Tensor&, const Tensor&) { return false; }
 
@@ -172,6 +189,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
   library.impl("_thnn_fused_gru_cell", &gru_cell);
   library.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
+  library.impl("_reshape_alias", &reshape_alias);
+  library.impl("histc", &histc);
   library.impl("_nested_tensor_from_mask_left_aligned", &nested_tensor_from_mask_left_aligned);
 }
 

@@ -142,6 +142,7 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
   }
   py::list outputs;
   for (const auto& output : entry->outputs) {
+    if (output.kind == OutputKind::kUndefined) outputs.append(py::none());
     for (const auto& meta : output.tensors) {
       outputs.append(to_python(at::empty_strided(
           meta.sizes, meta.strides, at::TensorOptions().dtype(meta.dtype).device(c10::kMeta))));
@@ -178,6 +179,7 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
   }
   size_t next = 0;
   for (auto& output : entry->outputs) {
+    if (output.kind == OutputKind::kUndefined) ++next;
     for (auto& meta : output.tensors) {
       if (!global_sizes.empty()) {
         meta.sizes.assign(global_sizes.at(next).begin(), global_sizes.at(next).end());

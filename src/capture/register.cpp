@@ -14,6 +14,7 @@ constexpr std::string_view kOwnKernels[] = {
     "aten::record_stream", "aten::_has_same_storage_numel",
     "aten::_scaled_dot_product_fused_attention_overrideable",
     "aten::_scaled_dot_product_fused_attention_overrideable_backward",
+    "aten::_reshape_alias", "aten::histc",
     "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl",
     "aten::_thnn_fused_gru_cell", "aten::_thnn_fused_gru_cell_backward",
     "aten::_nested_tensor_from_mask_left_aligned", "aten::_has_compatible_shallow_copy_type"};
