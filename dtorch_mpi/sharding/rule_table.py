@@ -67,13 +67,13 @@ def register_function(*targets: Target, compares: bool = False) -> Callable:
 
 
 def register_formulas(
-    table: dict[Target, str], linear: str = "", addend: str = ""
+    table: dict[Target, str], linear: str = "", addend: str = "", empty: bool = True
 ) -> None:
     """Rules for operators by their formulas; see formulas.by_formula."""
     for target, formula in table.items():
         for op in overloads_of(target):
             function = by_formula(op, formula, linear, addend)
-            _enter(op, OwnRule(function, None, True, bool(addend)))
+            _enter(op, OwnRule(function, None, empty, bool(addend)))
 
 
 def _enter(op: OpOverload, rule: OwnRule) -> None:

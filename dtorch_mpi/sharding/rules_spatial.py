@@ -44,7 +44,8 @@ for _name, _formula in (
     ("_upsample_bicubic{}d_aa", "...# -> ...#"),
     ("_upsample_lanczos{}d_aa", "...# -> ...#"),
 ):
-    register_formulas(_each(_name, _ALL, _formula))
+    # An image without channels is refused where an empty batch is not.
+    register_formulas(_each(_name, _ALL, _formula), empty=False)
 register_formulas({
     aten.max_pool3d_with_indices.default: "...___ -> ...___, ...___",
     aten.adaptive_avg_pool1d.default: "..._ -> ..._",

@@ -1,4 +1,4 @@
-// Operators that give a tensor other sizes, most of them in place. Detached copies share a tensor's slot and
+// In-place operators that give a tensor other sizes. Detached copies share a tensor's slot and
 // keep their sizes, and other sizes may lie in another way on the mesh: so the tensor takes the
 // slot of a view, or of a new tensor, and whoever shared its old slot keeps that.
 #include <ATen/ATen.h>
@@ -38,11 +38,6 @@ const Tensor& as_strided_(const Tensor& self, c10::SymIntArrayRef sizes,
   return self;
 }
 
-// Whoever calls it has worked out the strides of a view; a part of a slice has others.
-Tensor reshape_alias(const Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef) {
-  return self.view_symint(sizes);
-}
-
 // Sharded tensors have no common memory that could grow: the elements that remain go to a new
 // tensor, replicated, since other sizes need not be divisible the same way.
 const Tensor& resize_(const Tensor& self, c10::IntArrayRef sizes,
@@ -75,7 +70,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("t_", &t_);
   library.impl("transpose_", &transpose_);
   library.impl("as_strided_", &as_strided_);
-  library.impl("_reshape_alias", &reshape_alias);
   library.impl("resize_", &resize_);
 }
 
