@@ -72,6 +72,8 @@ Tensor& bernoulli_out(const Tensor& self, OptionalGenerator generator, Tensor& o
 
 Tensor& multinomial_out(const Tensor& self, int64_t num_samples, bool replacement,
                         OptionalGenerator generator, Tensor& out) {
+  TORCH_CHECK(out.scalar_type() == at::kLong, "multinomial expects Long tensor out, got: ",
+              out.scalar_type());
   return give(at::multinomial(self, num_samples, replacement, std::move(generator)), out);
 }
 
