@@ -1,6 +1,7 @@
 // What a worker holds: slots, operators, shardings, failures.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
