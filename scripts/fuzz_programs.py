@@ -6,7 +6,6 @@ as it is for a test. Two functions differ between the sides: `tensor` makes and 
 """
 
 import math
-import operator
 
 import torch
 from hypothesis import strategies as st
@@ -333,5 +332,5 @@ def programs(draw, num_axes, most_steps=12):
 
 def text(lines, mesh):
     """A program as the test that would keep it."""
-    shape = tuple(operator.attrgetter("shape")(mesh))
+    shape = tuple(mesh.shape)
     return f"mesh {shape}\n" + "\n".join(f"    {line}" for line in lines)

@@ -146,6 +146,37 @@ def placed(sample, row, place, device=None):
     return list(positional), keywords
 
 
+def placing_on(mesh):
+    """`place` for dtorch: copies on a mesh, or without placements where there is none.
+
+    A row may have more placements than the mesh has axes.
+    """
+    import dtorch_mpi as dt  # here: DTensor's cases run without it
+
+    def place(tensor, placements):
+        if mesh is None or placements is None:
+            return tensor.clone().to("dtorch")
+        return dt.distribute_tensor(tensor.clone(), mesh, placements[: mesh.ndim])
+
+    return place
+
+
+def read(value):
+    """`read` for dtorch."""
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def settle():
+    """`settle` for dtorch."""
+    import dtorch_mpi as dt
+
+    try:
+        dt.sync()
+    except dt.WorkerError:
+        return True
+    return False
+
+
 def cotangent(tensor):
     """A gradient of the output that no two elements share."""
     ramp = torch.linspace(0.5, 1.5, max(tensor.numel(), 1), dtype=torch.float64)

@@ -35,32 +35,17 @@ KEPT = 3  # faults that are shown of one operator
 
 def dtorch_places(layout):
     """(place, read, fallbacks so far, settle) on the dtorch device."""
-    import torch
+    from opdb_cases import placing_on, read, settle
 
     import dtorch_mpi as dt
 
     dt.init(workers=WORKERS[layout])
     mesh = None if layout == "device" else dt.init_device_mesh(MESHES[layout])
 
-    def place(tensor, placements):
-        if mesh is None or placements is None:
-            return tensor.clone().to("dtorch")
-        return dt.distribute_tensor(tensor.clone(), mesh, placements[: mesh.ndim])
-
-    def read(value):
-        return value.detach().cpu() if isinstance(value, torch.Tensor) else value
-
     def fallbacks():
         return sum(times for _, _, times in dt.debug.fallbacks())
 
-    def settle():
-        try:
-            dt.sync()
-        except dt.WorkerError:
-            return True
-        return False
-
-    return place, read, fallbacks, settle
+    return placing_on(mesh), read, fallbacks, settle
 
 
 def dtensor_places(layout):

@@ -5,7 +5,16 @@ from collections import Counter
 
 import pytest
 import torch
-from opdb_cases import attempt_error, cases, layouts_of, name_of, operators, placed
+from opdb_cases import (
+    attempt_error,
+    cases,
+    layouts_of,
+    name_of,
+    operators,
+    placed,
+    placing_on,
+    settle,
+)
 
 import dtorch_mpi as dt
 
@@ -19,20 +28,7 @@ BY_VALUE = {"gather", "scatter", "scatter_add", "masked_fill", "multinomial"}
 def test_mistakes_of_the_database(layout, shape):
     dt.shutdown()
     dt.init(workers=4 if shape else 1)
-    mesh = shape and dt.init_device_mesh(shape)
-
-    def place(tensor, placements):
-        if mesh is None:
-            return tensor.clone().to("dtorch")
-        return dt.distribute_tensor(tensor.clone(), mesh, placements)
-
-    def settle():
-        try:
-            dt.sync()
-        except dt.WorkerError:
-            return True
-        return False
-
+    place = placing_on(shape and dt.init_device_mesh(shape))
     counts, missed = Counter(), []
     for op in operators(torch.float32, "errors"):
         for sample, expected, _ in cases(op, torch.float32, "errors", None):

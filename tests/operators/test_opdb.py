@@ -8,7 +8,17 @@ import random
 
 import pytest
 import torch
-from opdb_cases import RANDOM, attempt, cases, layouts_of, name_of, operators, placed
+from opdb_cases import (
+    RANDOM,
+    attempt,
+    cases,
+    layouts_of,
+    name_of,
+    operators,
+    placed,
+    placing_on,
+    read,
+)
 
 import dtorch_mpi as dt
 
@@ -30,10 +40,6 @@ def faults_of(op, layout, kind, place, count):
                 yield f"{name_of(op)} {row}: {outcome.kind} {outcome.detail}"
 
 
-def read(value):
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # PyTorch's, on operators that it is to drop
 @pytest.mark.parametrize("layout", SHAPES)
@@ -41,13 +47,7 @@ def test_a_sample_of_the_database(layout):
     workers, shape = SHAPES[layout]
     dt.shutdown()
     dt.init(workers=workers)
-    mesh = shape and dt.init_device_mesh(shape)
-
-    def place(tensor, placements):
-        if mesh is None:
-            return tensor.clone().to("dtorch")
-        return dt.distribute_tensor(tensor.clone(), mesh, placements[: mesh.ndim])
-
+    place = placing_on(shape and dt.init_device_mesh(shape))
     faults = []
     for op in picked():
         faults += faults_of(op, layout, "backward", place, 2)
