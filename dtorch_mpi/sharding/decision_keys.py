@@ -17,9 +17,6 @@ from dtorch_mpi.sharding.operator_facts import OperatorFacts
 from dtorch_mpi.sharding.own_rules import OWN_RULES
 
 aten = torch.ops.aten
-_VIEWS = {
-    aten.view.default, aten._unsafe_view.default, aten.view_copy.default, aten.reshape.default,
-}
 # Their rules look at dims and not at sizes.
 _MOVE_DIMS = {
     aten.transpose.int, aten.t.default, aten.permute.default, aten.unsqueeze.default,
@@ -38,7 +35,7 @@ def decision_key(
     """
     # Distinct meshes of one shape have the same rules and costs.
     shape = mesh.shape
-    if op in _VIEWS:
+    if op in torch_rules.GROUPING_DIMS:
         groups = _view_groups(args, shape, near)
         if groups is not None:
             return op, shape, near, args[0].placements, args[0].meta.dtype, groups

@@ -4,6 +4,7 @@ from dtorch_mpi.sharding import (  # noqa: F401
     rules_along_dim,
     rules_elementwise,
     rules_linalg,
+    rules_random,
     rules_spatial,
 )
 from dtorch_mpi.sharding.rules import OWN_RULES

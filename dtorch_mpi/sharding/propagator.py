@@ -22,7 +22,6 @@ from dtorch_mpi.sharding.misfit import misfit
 from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
 from dtorch_mpi.sharding.own_rules import OWN_RULES, VIEW_OF
-from dtorch_mpi.sharding.random_rules import RANDOM_OPERATORS, ROW_OPERATORS
 from dtorch_mpi.sharding.selection import (
     AxisRule,
     Call,
@@ -45,21 +44,18 @@ _num_decisions = 0
 # On Partial these are right in place; what else comes from a whole-mesh rule is not known to be.
 _LINEAR_IN_PLACE = {aten.zero_.default, aten.detach_.default}
 
-# Operators that give the right result on a shard without elements.
+# Operators without a rule of our own, or whose rule does not say so, that give the right result on
+# a shard without elements.
 _EMPTY_SAFE = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
     aten.embedding.default, aten.embedding_dense_backward.default,
     aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
-    aten._log_softmax.default, aten._log_softmax_backward_data.default,
-    aten._softmax.default, aten._softmax_backward_data.default,
     aten.sum.default, aten.sum.dim_IntList, aten.cat.default, aten.stack.default,
     aten.clone.default, aten.zeros_like.default, aten.ones_like.default,
     aten.empty_like.default, aten.full_like.default, aten.new_zeros.default,
     aten.new_empty.default, aten.new_empty_strided.default, aten.zero_.default,
-    aten.fill_.Scalar, aten._unsafe_view.default, aten.slice_backward.default,
-    aten.native_dropout.default, aten.native_dropout_backward.default,
-    aten.select_backward.default, aten._to_copy.default, aten.linalg__powsum.default,
-    *RANDOM_OPERATORS, *ROW_OPERATORS,
+    aten._unsafe_view.default, aten.slice_backward.default, aten.native_dropout_backward.default,
+    aten.select_backward.default, aten.linalg__powsum.default,
 }
 
 # Layouts of a view's input that are tried.

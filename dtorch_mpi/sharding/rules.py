@@ -12,11 +12,11 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from dtorch_mpi.sharding.formulas import LINEAR
 from dtorch_mpi.sharding.op_sharding import ShardedMeta
 from dtorch_mpi.sharding.selection import AxisRule
 
 aten = torch.ops.aten
-_LINEAR = (Partial("sum"), Partial("avg"))
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def _slice(args, kwargs, outputs):
     meta = args[0].meta
     cut = None if _is_whole_slice(args) else _argument(args, 1, 0) % meta.ndim
     rules = [AxisRule((Shard(d),), (Shard(d),)) for d in range(meta.ndim) if d != cut]
-    return rules + [AxisRule((p,), (p,)) for p in _LINEAR]
+    return rules + [AxisRule((p,), (p,)) for p in LINEAR]
 
 
 @_rule(aten.slice_backward.default, key=lambda args: (args[0], len(args[1]), args[2]))
 def _slice_backward(args, kwargs, outputs):
     ndim = len(args[1])
     rules = [AxisRule((Shard(d),), (Shard(d),)) for d in range(ndim) if d != args[2] % ndim]
-    return rules + [AxisRule((p,), (p,)) for p in _LINEAR]
+    return rules + [AxisRule((p,), (p,)) for p in LINEAR]
 
 
 @_rule(aten.select.int, key=lambda args: args[:2])
@@ -78,7 +78,7 @@ def _select(args, kwargs, outputs):
     ndim = args[0].meta.ndim
     cut = args[1] % ndim
     rules = [AxisRule((Shard(d - (d > cut)),), (Shard(d),)) for d in range(ndim) if d != cut]
-    return rules + [AxisRule((p,), (p,)) for p in _LINEAR]
+    return rules + [AxisRule((p,), (p,)) for p in LINEAR]
 
 
 @_rule(aten.select_backward.default, key=lambda args: (args[0], len(args[1]), args[2]))
@@ -86,7 +86,7 @@ def _select_backward(args, kwargs, outputs):
     ndim = len(args[1])
     cut = args[2] % ndim
     rules = [AxisRule((Shard(d),), (Shard(d - (d > cut)),)) for d in range(ndim) if d != cut]
-    return rules + [AxisRule((p,), (p,)) for p in _LINEAR]
+    return rules + [AxisRule((p,), (p,)) for p in LINEAR]
 
 
 @_rule(aten.cat.default)
@@ -94,7 +94,7 @@ def _cat(args, kwargs, outputs):
     tensors = args[0]
     ndim = outputs[0].ndim
     cut = _argument(args, 1, 0) % ndim
-    placements = [Shard(d) for d in range(ndim) if d != cut] + list(_LINEAR)
+    placements = [Shard(d) for d in range(ndim) if d != cut] + list(LINEAR)
     # Empty 1-D tensors may stand among the others, and add nothing: caches begin as one.
     adds = [given.meta.ndim == ndim and given.meta.shape != (0,) for given in tensors]
     return [
@@ -104,7 +104,7 @@ def _cat(args, kwargs, outputs):
 
 @_rule(aten.lift_fresh.default, aten.lift.default)
 def _as_it_is(args, kwargs, outputs):
-    placements = [Shard(d) for d in range(args[0].meta.ndim)] + list(_LINEAR)
+    placements = [Shard(d) for d in range(args[0].meta.ndim)] + list(LINEAR)
     return [AxisRule((p,), (p,)) for p in placements]
 
 

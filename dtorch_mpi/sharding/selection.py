@@ -64,12 +64,12 @@ def select(call: Call, rules: list[AxisRule], accepts: Accepts | None = None) ->
     inputs suit together. It is asked axis by axis, with those not decided yet replicated.
     """
     choice = select_by_axis(call, rules, accepts)
-    if choice is not None and not gathered_inputs(call, choice):
+    gathered = [] if choice is None else gathered_inputs(call, choice)
+    if choice is not None and not gathered:
         return choice
     other = _select_without_gathering(call, rules, accepts)
     if choice is None or other is None:
         return other or choice
-    gathered = gathered_inputs(call, choice)
     if _gives_up_batch(call, choice, other, gathered):
         return choice
     limit = _total_cost(call, choice) + sum(
@@ -176,7 +176,7 @@ def _select(
     current: list[list[Placement]],
     axis: int,
     rules: list[AxisRule],
-    accepts: Callable[[list[Placements]], bool] | None,
+    accepts: Accepts | None,
 ) -> AxisRule | None:
     undecided = (Replicate(),) * (call.mesh.ndim - axis - 1)
     now = tuple(placements[axis] for placements in current)
@@ -255,15 +255,14 @@ def _cost(call, current, axis, rule, now) -> float:
             for other, (n, p) in enumerate(zip(call.mesh.shape, placements, strict=True))
             if other != axis and isinstance(p, Shard)
         )
-        num_bytes = given.meta.numel() * given.meta.element_size() / others
-        cost += move_cost(before, after, num_bytes, count)
+        cost += move_cost(before, after, _num_bytes(given.meta) / others, count)
     stays_sharded = any(
         isinstance(before, Shard) and before == after
         for before, after in zip(now, rule.inputs, strict=True)
     )
     has_partial = any(isinstance(p, Partial) for p in now)
     for output, made in zip(rule.outputs, call.outputs, strict=True):
-        num_bytes = 0 if made is None else made.numel() * made.element_size()
+        num_bytes = 0 if made is None else _num_bytes(made)
         # What a layout saves now and costs its first reader is no saving: a sum that was
         # put off, or shards that no input had asked for.
         if isinstance(output, Partial) and not has_partial:
@@ -296,6 +295,6 @@ def choice_cost(call: Call, choice: Choice) -> float:
                 for other, n in enumerate(call.mesh.shape)
                 if other != axis and isinstance(given.placements[other], Shard)
             )
-            num_bytes = given.meta.numel() * given.meta.element_size() / others
+            num_bytes = _num_bytes(given.meta) / others
             cost += move_cost(before, after, num_bytes, call.mesh.shape[axis])
     return cost

@@ -52,10 +52,8 @@ _SIZE_COMPARING = {
 }
 # Their filters describe what DTensor's own way of running them supports, not what is right.
 _FILTERED_FOR_DTENSOR = {aten.argmax.default, aten.argmin.default}
-
-
 # Their rule groups dims of equal products, and loops for ever over products of 0.
-_GROUPING_DIMS = {
+GROUPING_DIMS = {
     aten.view.default, aten.view_copy.default, aten.reshape.default, aten._unsafe_view.default,
 }
 
@@ -146,7 +144,7 @@ def mesh_rules(
     op: OpOverload, args: list, kwargs: dict, inputs: list[ShardedMeta], num_outputs: int
 ) -> list[Choice]:
     """What PyTorch's rule for the whole mesh offers. Raises NoRuleError."""
-    if op in _GROUPING_DIMS and 0 in inputs[0].meta.shape:
+    if op in GROUPING_DIMS and 0 in inputs[0].meta.shape:
         raise NoRuleError("the rule for views does not end where a size is 0")
     try:
         strategy = _MESH_RULES[op](_wrap(_schema(op, args, kwargs)))

@@ -30,7 +30,7 @@ def _cut(inputs, outputs, dim):
     return AxisRule((Shard(dim),) * len(outputs), tuple(wanted))
 
 
-RANDOM_OPERATORS = {
+_BY_ELEMENT = {
     aten.uniform_.default, aten.normal_.default, aten.random_.default, aten.random_.to,
     getattr(aten.random_, "from"), aten.cauchy_.default, aten.log_normal_.default,
     aten.geometric_.default, aten.exponential_.default, aten.bernoulli_.float,
@@ -42,7 +42,7 @@ RANDOM_OPERATORS = {
     aten.rrelu_with_noise_backward.default, aten._standard_gamma_grad.default,
     aten._dirichlet_grad.default,
 }  # fmt: skip
-ROW_OPERATORS = {aten.multinomial.default, aten._sample_dirichlet.default}
+_BY_ROW = {aten.multinomial.default, aten._sample_dirichlet.default}
 
-OWN_RULES.update(dict.fromkeys(RANDOM_OPERATORS, OwnRule(_by_element)))
-OWN_RULES.update(dict.fromkeys(ROW_OPERATORS, OwnRule(_by_row)))
+OWN_RULES.update(dict.fromkeys(_BY_ELEMENT, OwnRule(_by_element, empty=True)))
+OWN_RULES.update(dict.fromkeys(_BY_ROW, OwnRule(_by_row, empty=True)))
