@@ -73,7 +73,7 @@ void join_views(const OperatorInfo& info, const c10::IValue* arguments) {
     if (arguments[a].isTensor()) {
       join(arguments[a].toTensor(), false);
     } else if (arguments[a].isTensorList()) {
-      for (const at::Tensor& tensor : arguments[a].toTensorVector()) join(tensor, false);
+      for (const c10::IValue& element : arguments[a].toListRef()) join(element.toTensor(), false);
     }
   }
 }

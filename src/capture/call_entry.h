@@ -41,6 +41,7 @@ struct InputMove {
   uint16_t input;
   uint32_t from, to;  // shardings
   bool restore;       // an in-place operator's own: lay the result back afterwards
+  bool only_reduces;  // the two differ on axes only that hold partial sums under `from`
 };
 
 struct CallEntry {

@@ -31,16 +31,9 @@ void define_operator(RecordQueue& queue, OperatorInfo& info) {
 void emit_redistribute(RecordQueue& queue, uint32_t input, uint32_t output,
                        const at::Tensor& tensor, uint32_t from, uint32_t to, bool into,
                        uint32_t site) {
-  Writer writer = queue.reserve(kHeaderWords + 10 + 4 * tensor.dim());
-  writer.begin(Kind::kRedistribute, into, input, site);
-  writer.tag(Tag::kOutput, output);
-  writer.int_value(static_cast<int64_t>(tensor.scalar_type()));
-  writer.int_list(tensor.sizes());
-  writer.int_list(tensor.strides());
-  writer.word(from);
-  writer.word(to);
+  Writer writer = queue.reserve(redistribute_words(tensor));
+  write_redistribute(writer, input, output, tensor, from, to, into, site);
   queue.commit(writer.end());
-  counters().moves += 1;
 }
 
 // Takes host index tensors along, as PyTorch's CUDA operators do.
@@ -152,7 +145,7 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
     }
     // A partial sum that was reduced once stays reduced, unless a view still needs the sum.
     auto& slot = slot_of(*key.inputs[move.input]);
-    if (!move.restore && slot.sharding == move.from && only_reduces(move.from, move.to) &&
+    if (!move.restore && slot.sharding == move.from && move.only_reduces &&
         slot.is_alone()) {
       std::swap(slot.id, inputs[move.input]);
       slot.sharding = move.to;

@@ -8,6 +8,8 @@
 
 namespace dtorch {
 
+class Writer;
+
 // The boxed kernel of the dtorch device, for every operator.
 void capture(const c10::OperatorHandle& op, Stack* stack);
 
@@ -19,6 +21,10 @@ size_t register_capture();
 at::Tensor upload(const at::Tensor& tensor, uint32_t sharding);
 // A copy of a distributed tensor under another sharding; `mesh_sizes` as the tensor's own.
 at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to);
+// The record of that, and a bound for its length. into: the result goes into `output`'s memory.
+size_t redistribute_words(const at::Tensor& tensor);
+void write_redistribute(Writer& writer, uint32_t input, uint32_t output, const at::Tensor& tensor,
+                        uint32_t from, uint32_t to, bool into, uint32_t site);
 // Asks the workers in the stream for a slot's value or metadata, or for a sign of life.
 void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding);
 // A function of dtorch_mpi.kernels, run by every worker; outputs as described by `metas`.

@@ -149,14 +149,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
           has_bias ? grad_hidden.sum(0) : Tensor()};
 }
 
-// ---- sizes of random operators that PyTorch has no meta kernel for -----------------------------
-Tensor binomial_meta(const Tensor& count, const Tensor&, OptionalGenerator) {
-  return at::empty_like(count, at::MemoryFormat::Contiguous);
-}
-Tensor dirichlet_meta(const Tensor& alpha, OptionalGenerator) {
-  return at::empty_like(alpha, at::MemoryFormat::Contiguous);
-}
-
+// ---- what PyTorch does another way for this kind of device -------------------------------------
 // What reshape calls where a view serves, on devices that it takes for eager ones: a view is what
 // there are sharding rules for.
 Tensor reshape_alias(const Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef) {
@@ -194,11 +187,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_reshape_alias", &reshape_alias);
   library.impl("histc", &histc);
   library.impl("_nested_tensor_from_mask_left_aligned", &nested_tensor_from_mask_left_aligned);
-}
-
-TORCH_LIBRARY_IMPL(aten, Meta, library) {
-  library.impl("binomial", &binomial_meta);
-  library.impl("_sample_dirichlet", &dirichlet_meta);
 }
 
 }  // namespace dtorch

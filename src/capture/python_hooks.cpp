@@ -1,5 +1,6 @@
 #include "capture/python_hooks.h"
 
+#include "capture/capture.h"
 #include "capture/sharded_decompositions.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -169,7 +170,8 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
                              std::vector<uint32_t>, Pairs, Pairs,
                              std::vector<std::vector<int64_t>>>>();
   for (const auto& [input, from, to, restore] : moves) {
-    entry->moves.push_back({static_cast<uint16_t>(input), from, to, restore});
+    entry->moves.push_back(
+        {static_cast<uint16_t>(input), from, to, restore, only_reduces(from, to)});
   }
   for (const auto& [argument, output] : local_sizes) {
     entry->local_sizes.emplace_back(argument, output);

@@ -31,8 +31,17 @@ constexpr int64_t kReplicate = 0, kPartial = 2;  // as Placement::packed of shar
 // What capture asks of a sharding, by its number.
 struct ShardingFacts {
   uint32_t mesh = 0;
-  bool is_whole = true;   // every worker of the mesh has all of the value
   std::vector<int64_t> placements;
+
+  bool has(int64_t kind) const {
+    return std::any_of(placements.begin(), placements.end(),
+                       [&](int64_t packed) { return (packed & 0xff) == kind; });
+  }
+  // Whether every worker of the mesh has all of the value.
+  bool is_whole() const {
+    return std::all_of(placements.begin(), placements.end(),
+                       [](int64_t packed) { return (packed & 0xff) == kReplicate; });
+  }
 };
 
 struct KnownShardings {
@@ -95,21 +104,28 @@ at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
   return make_tensor(slot, sharding, source.scalar_type(), source.sizes(), source.strides(), 0);
 }
 
+size_t redistribute_words(const at::Tensor& tensor) { return kHeaderWords + 10 + 4 * tensor.dim(); }
+
+void write_redistribute(Writer& writer, uint32_t input, uint32_t output, const at::Tensor& tensor,
+                        uint32_t from, uint32_t to, bool into, uint32_t site) {
+  writer.begin(Kind::kRedistribute, into, input, site);
+  writer.tag(Tag::kOutput, output);
+  writer.int_value(static_cast<int64_t>(tensor.scalar_type()));
+  writer.int_list(tensor.sizes());
+  writer.int_list(tensor.strides());
+  writer.word(from);
+  writer.word(to);
+  counters().moves += 1;
+}
+
 at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
   RecordQueue::get().throttle();
   RecordQueue::get().check_alive(slot_of(tensor).generation);
   uint32_t slot;
-  emit(kHeaderWords + 10 + 4 * tensor.dim(), [&](Writer& writer, RecordQueue& q, uint32_t site) {
+  emit(redistribute_words(tensor), [&](Writer& writer, RecordQueue& q, uint32_t site) {
     slot = q.take_slot();
-    writer.begin(Kind::kRedistribute, 0, slot_of(tensor).id, site);
-    writer.tag(Tag::kOutput, slot);
-    writer.int_value(static_cast<int64_t>(tensor.scalar_type()));
-    writer.int_list(tensor.sizes());
-    writer.int_list(tensor.strides());
-    writer.word(from);
-    writer.word(to);
+    write_redistribute(writer, slot_of(tensor).id, slot, tensor, from, to, false, site);
   });
-  counters().moves += 1;
   return make_tensor(slot, to, tensor.scalar_type(), tensor.sizes(), tensor.strides(), 0);
 }
 
@@ -158,11 +174,7 @@ void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef worke
   });
 }
 
-bool sharding_is_splitting(uint32_t sharding) {
-  const auto placements = facts_of(sharding).placements;
-  return std::none_of(placements.begin(), placements.end(),
-                      [](int64_t packed) { return (packed & 0xff) == kPartial; });
-}
+bool sharding_is_splitting(uint32_t sharding) { return !facts_of(sharding).has(kPartial); }
 
 bool only_reduces(uint32_t from, uint32_t to) {
   const auto before = facts_of(from).placements, after = facts_of(to).placements;
@@ -173,29 +185,25 @@ bool only_reduces(uint32_t from, uint32_t to) {
   return true;
 }
 
-bool sharding_is_whole(uint32_t sharding) { return facts_of(sharding).is_whole; }
+bool sharding_is_whole(uint32_t sharding) { return facts_of(sharding).is_whole(); }
 
 uint32_t whole_sharding(uint32_t sharding) {
   auto& known = known_shardings();
   std::lock_guard<SpinLock> guard(known.lock);
   const auto& facts = known.facts;
   for (uint32_t number = 1; number < facts.size(); ++number) {
-    if (facts[number].mesh == facts.at(sharding).mesh && facts[number].is_whole) return number;
+    if (facts[number].mesh == facts.at(sharding).mesh && facts[number].is_whole()) return number;
   }
   TORCH_INTERNAL_ASSERT(false, "a mesh without a replicated sharding");
 }
 
 void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements) {
-  ShardingFacts facts{mesh, true, {placements.begin(), placements.end()}};
-  for (int64_t packed : placements) {
-    facts.is_whole = facts.is_whole && (packed & 0xff) == kReplicate;
-  }
   {
     // Numbers begin anew with each set of workers.
     auto& known = known_shardings();
     std::lock_guard<SpinLock> guard(known.lock);
     known.facts.resize(number);
-    known.facts.push_back(facts);
+    known.facts.push_back({mesh, {placements.begin(), placements.end()}});
   }
   emit(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, RecordQueue&, uint32_t site) {
     writer.begin(Kind::kDefineSharding, 0, number, site);

@@ -49,17 +49,25 @@ class ArgumentDecoder {
     return entry.tensor;
   }
 
-  // The sizes of this worker's part; of the whole, with the obstacle noted, where it has none.
+  // Where this worker stands in a sharding of a tensor of `dims` dims; null, with the obstacle
+  // noted, where it is no member.
+  const MeshMember* member_of(const Sharding& sharding, size_t dims) {
+    const auto* member = state_.member(*sharding.mesh);
+    if (member == nullptr) {
+      obstacle_.absent = true;
+      return nullptr;
+    }
+    check_placements(static_cast<int64_t>(dims), sharding.mesh->shape, sharding.placements);
+    return member;
+  }
+
+  // The sizes of this worker's part; of the whole where it has none.
   std::vector<int64_t> own_sizes(uint32_t number, const Sizes& sizes) {
     std::vector<int64_t> whole(sizes.begin(), sizes.end());
     if (number == 0) return whole;
     const auto sharding = state_.sharding(number);
-    const auto* member = state_.member(*sharding->mesh);
-    if (member == nullptr) {
-      obstacle_.absent = true;
-      return whole;
-    }
-    check_placements(static_cast<int64_t>(sizes.size()), sharding->mesh->shape, sharding->placements);
+    const auto* member = member_of(*sharding, sizes.size());
+    if (member == nullptr) return whole;
     return local_sizes(whole, sharding->mesh->shape, sharding->placements, member->coordinate);
   }
 
@@ -68,16 +76,12 @@ class ArgumentDecoder {
     RandomPart part;
     if (number == 0) return part;
     const auto sharding = state_.sharding(number);
-    const auto* member = state_.member(*sharding->mesh);
-    if (member == nullptr) {
-      obstacle_.absent = true;
-      return part;
-    }
-    const auto& shape = sharding->mesh->shape;
-    check_placements(static_cast<int64_t>(sizes.size()), shape, sharding->placements);
+    const auto* member = member_of(*sharding, sizes.size());
+    if (member == nullptr) return part;
     part.is_whole = false;
     part.global_sizes.assign(sizes.begin(), sizes.end());
-    part.offsets = local_offsets(part.global_sizes, shape, sharding->placements, member->coordinate);
+    part.offsets = local_offsets(part.global_sizes, sharding->mesh->shape, sharding->placements,
+                                 member->coordinate);
     return part;
   }
 
