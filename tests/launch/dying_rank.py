@@ -1,4 +1,8 @@
-"""One rank of a job in which rank 1 ends in the way that the argument names."""
+"""One rank of a job in which rank 1 ends in the way that the first argument names.
+
+Rank 0 writes the job's folder to the file that the last one names: a launcher that kills its
+ranks may lose what they have printed.
+"""
 
 import ctypes
 import os
@@ -6,12 +10,13 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 from mpi4py import MPI
 
 from dtorch_mpi import watcher
 
-way, library = sys.argv[1:3]
+way, library, folder_file = sys.argv[1:]
 world = MPI.COMM_WORLD
 record = ctypes.CDLL(library)
 host = socket.gethostname()
@@ -24,9 +29,11 @@ record.define_site(3, b"train.py:31")
 record.set_state(1)
 for _ in range(1234):
     record.note(7, 3)
+if world.rank == 0:
+    Path(folder_file).write_text(os.path.dirname(path))
 world.Barrier()
 if world.rank == 0:
-    print("folder", os.path.dirname(path), flush=True)
+    print("all ranks are ready", flush=True)
 if world.rank == 1:
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -36,14 +36,16 @@ def assert_nothing_is_left(folder, library):
         time.sleep(0.02)
 
 
-def run_job(mpirun, environment, library, way, stderr=subprocess.PIPE):
+def command(mpirun, way, library, folder_file):
+    return [mpirun, "-n", "3", sys.executable, str(RANK), way, str(library), str(folder_file)]
+
+
+def run_job(mpirun, environment, library, way, tmp_path, stderr=subprocess.PIPE):
     start = time.monotonic()
-    done = subprocess.run([mpirun, "-n", "3", sys.executable, str(RANK), way, str(library)],
-                          env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True,
-                          timeout=30)
+    done = subprocess.run(command(mpirun, way, library, tmp_path / "folder"), env=environment,
+                          stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=30)
     assert time.monotonic() - start < 15
-    folder = done.stdout.split("folder ", 1)[1].split()[0]
-    return done, folder
+    return done, (tmp_path / "folder").read_text()
 
 
 EXPECTED = {
@@ -56,8 +58,8 @@ EXPECTED = {
 
 @pytest.mark.parametrize("way", EXPECTED)
 @pytest.mark.timeout(60)
-def test_the_first_death_is_told(way, mpirun, environment, writer_library):
-    done, folder = run_job(mpirun, environment, writer_library, way)
+def test_the_first_death_is_told(way, mpirun, environment, writer_library, tmp_path):
+    done, folder = run_job(mpirun, environment, writer_library, way, tmp_path)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("[dtorch-mpi]")]
     head = lines[0]
@@ -68,8 +70,8 @@ def test_the_first_death_is_told(way, mpirun, environment, writer_library):
 
 
 @pytest.mark.timeout(60)
-def test_a_job_that_finishes_is_left_in_silence(mpirun, environment, writer_library):
-    done, folder = run_job(mpirun, environment, writer_library, "finish")
+def test_a_job_that_finishes_is_left_in_silence(mpirun, environment, writer_library, tmp_path):
+    done, folder = run_job(mpirun, environment, writer_library, "finish", tmp_path)
     assert done.returncode == 0
     assert "[dtorch-mpi]" not in done.stderr
     assert_nothing_is_left(folder, writer_library)
@@ -80,7 +82,7 @@ def test_text_reaches_a_file(mpirun, environment, writer_library, tmp_path):
     with open(tmp_path / "err.txt", "w") as file:
         file.write("before\n")
         file.flush()
-        _, folder = run_job(mpirun, environment, writer_library, "kill", stderr=file)
+        _, folder = run_job(mpirun, environment, writer_library, "kill", tmp_path, stderr=file)
         assert_nothing_is_left(folder, writer_library)
         file.write("after\n")
     text = (tmp_path / "err.txt").read_text()
@@ -89,11 +91,12 @@ def test_text_reaches_a_file(mpirun, environment, writer_library, tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_text_comes_when_the_launcher_is_killed(mpirun, environment, writer_library):
-    with subprocess.Popen([mpirun, "-n", "3", sys.executable, str(RANK), "wait",
-                           str(writer_library)], env=environment, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True) as job:
-        folder = job.stdout.readline().split()[1]
+def test_text_comes_when_the_launcher_is_killed(mpirun, environment, writer_library, tmp_path):
+    with subprocess.Popen(command(mpirun, "wait", writer_library, tmp_path / "folder"),
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as job:
+        assert job.stdout.readline() == "all ranks are ready\n"
+        folder = (tmp_path / "folder").read_text()
         job.send_signal(signal.SIGKILL)
         _, stderr = job.communicate(timeout=20)
     assert stderr.count(" died: ") == 1
