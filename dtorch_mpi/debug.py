@@ -9,7 +9,10 @@ def counters():
     operators: issued. misses: calls whose outputs had to be worked out. uploads, upload_bytes:
     data sent from the client. reads: values, syncs and descriptions asked for. moves:
     redistributions. decisions: times that how to run on sharded tensors had to be worked out.
-    records_*, bytes_*: of the stream. live_slots: tensors alive.
+    records_*, bytes_*: of the stream. live_slots: tensors alive. batches, bytes_sent: to each worker.
+    windows: stretches of the program. plans: those that workers hold. replays: windows that a plan
+    ran from beginning to end; replayed_records: of those and of parts. departures: from a plan
+    before its end.
     """
     from .runtime import current
     from .sharding.hook import decision_count
@@ -19,6 +22,8 @@ def counters():
     running = current()
     if running is not None:
         numbers["batches"] = running.num_batches
+        numbers["bytes_sent"] = running.controller.bytes_sent
+        numbers |= running.controller.trace_counters()
         numbers["sends"] = running.num_sends
     return numbers
 

@@ -40,6 +40,7 @@ class Runtime:
             [link.controller_end() for link in links],
             window_bytes=settings.window_bytes,
             gather_microseconds=settings.gather_us,
+            traces=settings.traces,
         )
         self._thread = threading.Thread(
             target=self.controller.run, name="dtorch-controller", daemon=True
@@ -249,14 +250,16 @@ class ThreadWorkers:
             thread.join()
 
 
-def init(workers=None, cohost=None):
+def init(workers=None, cohost=None, **settings):
     """Start the workers. On a worker rank this never returns.
 
     workers: how many worker threads, where there is no launcher (DTORCH_WORKERS).
     cohost: whether rank 0 hosts a worker too (DTORCH_COHOST).
+    settings: others of `dtorch_mpi.settings.Settings`, each of which the environment can give too.
 
     Calling it is optional where one worker thread is enough: the first use of the device
-    does. Raises RuntimeError when the workers run already, or the ranks do not agree.
+    does. Raises RuntimeError when the workers run already, or the ranks do not agree;
+    TypeError for a setting that does not exist.
     """
     global _current
     with _lock:
@@ -277,16 +280,16 @@ def init(workers=None, cohost=None):
                 "the program is ending and its dtorch workers have stopped: use the device before, "
                 "in an atexit function registered after dtorch_mpi was imported at the latest"
             )
-        settings = from_environment(workers=workers, cohost=cohost)
+        chosen = from_environment(workers=workers, cohost=cohost, **settings)
         from .launch.environment import detect
 
         launch = detect()
         if launch is not None and launch.size > 1:
             from .mpi_runtime import start
 
-            _current = start(settings, launch)
+            _current = start(chosen, launch)
         else:
-            _current = _start_threads(settings)
+            _current = _start_threads(chosen)
         # Backward passes run on the calling thread: a hop to another one costs more than
         # capturing does.
         torch.autograd.set_multithreading_enabled(False)

@@ -21,6 +21,8 @@ class Settings:
     """The largest batch, unless one record is larger."""
     gather_us: int = 40
     """How long records gather into a batch while workers are busy, in microseconds."""
+    traces: bool = True
+    """Whether what the program does again is replayed by the workers."""
     spins: int = 500
     """How often a waiting worker yields before it sleeps."""
     home: str = ""
@@ -39,7 +41,7 @@ class Settings:
 
 def _parse(name, text, kind):
     try:
-        if kind in ("bool", "bool | None", bool | None):
+        if kind in ("bool", bool, "bool | None", bool | None):
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
                 text.lower()
             ]
@@ -54,6 +56,9 @@ _OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE"}
 
 def from_environment(**given):
     """Settings with the environment's values; `given` ones that are not None win."""
+    if wrong := given.keys() - {field.name for field in fields(Settings)}:
+        names = ", ".join(field.name for field in fields(Settings))
+        raise TypeError(f"got the settings {sorted(wrong)}: expected some of {names}")
     values = {}
     known = set(_OTHERS)
     for field in fields(Settings):

@@ -39,6 +39,7 @@ import time
 HEADER_WORDS = 4
 DEFINITIONS = (3, 5, 6)
 SITE = 4
+DEFINE_PLAN, REPLAY, MOVE_SLOTS = 15, 16, 17
 WILD = (0, 1, 2, 0x7F, 0xFFFF, 0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 WILD_INTS = (0, -1, 1, 1 << 62, -(1 << 63), (1 << 63) - 1, 1 << 31, 1 << 40, 1 << 20, -2)
 LIMIT_SECONDS = 10
@@ -70,7 +71,7 @@ def record_programs():
     import dtorch_mpi as dt
     from dtorch_mpi.kernels import call, memory  # noqa: F401 -- registers a kernel
 
-    dt.init(workers=1)
+    dt.init(workers=1, traces=False)
     mesh = dt.init_device_mesh((1,))
     worker = dt.runtime.current()._workers[0]
     d = {"device": "dtorch"}
@@ -120,6 +121,18 @@ def record_programs():
         call("dtorch.memory", [], sizes=[1, 4], dtype=torch.int64, mesh=mesh,
              placements=[dt.Shard(0)]).to_torch()  # fmt: skip
 
+    def repeated():
+        for step in range(7):
+            x = torch.full((3, 4), 0.5 + step, **d)
+            parts = torch.relu(x * step).split(2, 1)
+            x = torch.cat([torch.dropout(part @ part.t() + 0.25, 0.5, True) for part in parts], 1)
+            short_lived = x * 2
+            if step == 5:  # leaves the plan
+                parts[0].exp_()
+            x[1:].mul_(parts[1].sum() + short_lived[1:])
+            del short_lived
+            x.to_torch()
+
     programs = []
     definitions = []
     preamble = []  # the first records of each program, to be harmed too
@@ -137,6 +150,16 @@ def record_programs():
         definitions += [record for record in records if kind(record) in DEFINITIONS]
         preamble += [record for record in records if kind(record) in (*DEFINITIONS, SITE)][:30]
         programs.append(records_of(b"".join(batches[seen:])))
+    dt.shutdown()
+    # What is told of a plan lies in one program with its replays.
+    dt.init(workers=1)
+    worker = dt.runtime.current()._workers[0]
+    dt.sync()
+    worker.keep_batches()
+    repeated()
+    dt.sync()
+    programs.append(records_of(b"".join(worker.kept_batches())))
+    assert {DEFINE_PLAN, REPLAY, MOVE_SLOTS} <= {kind(record) for record in programs[-1]}
     dt.shutdown()
     # The mesh was defined before anything was kept.
     mesh = [10, 5, 1, 0, 7 << 24 | 1, 1, 0, 7 << 24 | 1, 0, 0]
@@ -200,7 +223,7 @@ def mutated(programs, chance):
             if not program:
                 program.append([])
         elif what == 9:  # the kind
-            record[1] = record[1] & 0xFFFF0000 | chance.randrange(16)
+            record[1] = record[1] & 0xFFFF0000 | chance.randrange(20)
         else:  # a piece of another program
             source = chance.choice(programs)
             first = chance.randrange(len(source))

@@ -222,6 +222,8 @@ CallEntry* keep_entry(uint64_t hash, std::unique_ptr<CallEntry> entry) {
     previous = std::move(map);
     map.clear();
   }
+  static uint32_t last_number = 0;
+  entry->number = ++last_number;
   auto& place = map[hash];
   entry->next = std::move(place);
   place = std::move(entry);

@@ -46,6 +46,7 @@ struct InputMove {
 
 struct CallEntry {
   c10::SmallVector<uint64_t, 48> key;
+  uint32_t number = 0;  // in the records of such calls; 0 until it is known
   std::vector<OutputMeta> outputs;  // one a return
   std::vector<InputMove> moves;
   // (argument, output): send the argument as the global size of that output, which every

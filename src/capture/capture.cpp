@@ -91,6 +91,7 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
                static_cast<uint32_t>(info.arguments.size() + info.adds_generator) |
                    (key.sharded ? kShardedOperator : 0),
                info.number, site);
+  writer.word(entry.number);
   size_t next_input = 0;
   auto local = entry.local_sizes.begin();
   auto strided = entry.local_strides.begin();

@@ -41,6 +41,8 @@ bool only_reduces(uint32_t from, uint32_t to);
 bool sharding_is_whole(uint32_t sharding);
 // The sharding on the same mesh for which that is so.
 uint32_t whole_sharding(uint32_t sharding);
+// Notes the end of a step of the program.
+void emit_mark();
 void emit_shutdown();
 
 // Where the user's program is, by number.

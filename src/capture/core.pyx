@@ -148,6 +148,7 @@ cdef extern from "capture/capture.h" namespace "dtorch":
         const string&, const string&, const vector[TensorMeta]&) except +
     void c_define_mesh "dtorch::define_mesh"(uint32_t, IntArrayRef, IntArrayRef) except +
     void c_define_sharding "dtorch::define_sharding"(uint32_t, uint32_t, IntArrayRef) except +
+    void c_emit_mark "dtorch::emit_mark"() except +
     void c_emit_shutdown "dtorch::emit_shutdown"() except +
     cppclass CaptureCounters:
         uint64_t operators, misses, uploads, upload_bytes, reads, moves
@@ -292,6 +293,10 @@ def define_mesh(uint32_t number, vector[int64_t] shape, vector[int64_t] workers)
 
 def define_sharding(uint32_t number, uint32_t mesh, vector[int64_t] placements):
     c_define_sharding(number, mesh, IntArrayRef(placements.data(), placements.size()))
+
+
+def emit_mark():
+    c_emit_mark()
 
 
 def emit_shutdown():

@@ -66,20 +66,14 @@ void RecordQueue::commit(uint32_t words) {
 }
 
 uint32_t RecordQueue::take_slot() {
-  if (!free_slots_.empty()) {
-    const uint32_t slot = free_slots_.back();
-    free_slots_.pop_back();
-    return slot;
-  }
-  TORCH_CHECK(next_slot_ < kNoSlot, "more than ", kNoSlot, " dtorch tensors are alive at once");
-  return next_slot_++;
+  TORCH_CHECK(!slots_.is_full(kNoSlot), "more than ", kNoSlot, " dtorch tensors are alive at once");
+  return slots_.take();
 }
 
 void RecordQueue::open() {
   std::lock_guard<SpinLock> guard(lock);
   generation_.store(generation() + 1);
-  next_slot_ = 0;
-  free_slots_.clear();
+  slots_.clear();
   open_.store(true);
 }
 
@@ -88,13 +82,18 @@ void RecordQueue::check_alive(uint32_t generation) const {
               "make it again, or keep its value with .cpu() before dtorch_mpi.shutdown()");
 }
 
+uint32_t RecordQueue::reserve_slot() {
+  std::lock_guard<SpinLock> guard(lock);
+  return slots_.is_full(kNoSlot) ? kNoSlot : slots_.reserve();
+}
+
 void RecordQueue::free_slot(uint32_t slot, uint32_t generation) {
   std::lock_guard<SpinLock> guard(lock);
   if (generation != this->generation()) return;
   if (is_open()) {
     free_slot_locked(slot);
   } else {
-    free_slots_.push_back(slot);
+    slots_.give_back(slot);
   }
 }
 
@@ -102,7 +101,7 @@ void RecordQueue::free_slot_locked(uint32_t slot) {
   Writer writer = reserve(kHeaderWords);
   writer.begin(Kind::kFree, 0, slot, 0);
   commit(writer.end());
-  free_slots_.push_back(slot);
+  slots_.give_back(slot);
 }
 
 void RecordQueue::wait_for_room() {

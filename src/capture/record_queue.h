@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "capture/slot_numbers.h"
 #include "wire/record.h"
 #include "wire/writer.h"
 
@@ -61,6 +62,10 @@ class Batch {
   ~Batch() {
     if (chunk_) chunk_->release();
   }
+  // The records from `from` up to `to`, of which the first is number `first`.
+  Batch part(const uint32_t* from, const uint32_t* to, uint64_t first, uint32_t count) const {
+    return Batch(chunk_, from, to, first, count);
+  }
   size_t bytes() const { return static_cast<size_t>(end - begin) * 4; }
 
   const uint32_t* begin = nullptr;
@@ -95,7 +100,6 @@ class RecordQueue {
   Writer reserve(size_t words);
   // Publishes the record that `writer` has ended.
   void commit(uint32_t words);
-  // A slot number; freed ones are used again, so that the workers' table stays dense.
   uint32_t take_slot();
   void free_slot_locked(uint32_t slot);
   // Waits, without the lock, while too much is under way; called before capturing.
@@ -107,6 +111,8 @@ class RecordQueue {
       wait_for_room();
     }
   }
+  // A slot that no tensor of the program ever has, for the controller; kNoSlot: all are taken.
+  uint32_t reserve_slot();
   // Of the generation of workers that know it; those of earlier ones are gone.
   void free_slot(uint32_t slot, uint32_t generation);
   // Counts data that travels beside the records; hold `lock`.
@@ -143,7 +149,7 @@ class RecordQueue {
   uint64_t executed() const { return executed_.load(std::memory_order_acquire); }
   uint64_t bytes_issued() const { return bytes_issued_.load(std::memory_order_acquire); }
   uint64_t bytes_executed() const { return bytes_executed_.load(std::memory_order_acquire); }
-  uint64_t live_slots() const { return next_slot_ - free_slots_.size(); }
+  uint64_t live_slots() const { return slots_.num_taken(); }
 
   // The bounds of run-ahead.
   uint64_t max_records = 100'000;
@@ -158,8 +164,7 @@ class RecordQueue {
   Chunk* tail_;           // producers write here
   uint32_t tail_words_ = 0;
   uint32_t tail_records_ = 0;
-  std::vector<uint32_t> free_slots_;
-  uint32_t next_slot_ = 0;
+  SlotNumbers slots_;
   std::atomic<uint32_t> generation_{0};
   std::atomic<bool> open_{false};
 

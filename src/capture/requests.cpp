@@ -26,6 +26,10 @@ void emit(size_t words, Write&& write) {
   queue.commit(writer.end());
 }
 
+void emit_bare(Kind kind) {
+  emit(kHeaderWords, [&](Writer& writer, RecordQueue&, uint32_t site) { writer.begin(kind, 0, 0, site); });
+}
+
 constexpr int64_t kReplicate = 0, kPartial = 2;  // as Placement::packed of sharding/placement.h
 
 // What capture asks of a sharding, by its number.
@@ -212,8 +216,8 @@ void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements
   });
 }
 
-void emit_shutdown() {
-  emit(kHeaderWords, [&](Writer& writer, RecordQueue&, uint32_t site) { writer.begin(Kind::kShutdown, 0, 0, site); });
-}
+void emit_mark() { emit_bare(Kind::kMark); }
+
+void emit_shutdown() { emit_bare(Kind::kShutdown); }
 
 }  // namespace dtorch

@@ -33,6 +33,14 @@ cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
         Transfers& get()
         vector[Transfer] take()
 
+cdef extern from "controller/tracer.h" namespace "dtorch" nogil:
+    cppclass TraceCounters:
+        uint64_t windows, plans, replays, replayed_records, departures
+    cppclass Tracer:
+        Tracer(void* sender, void (*send)(void*, const Batch*, uint64_t) noexcept, cbool enabled)
+        void take(const Batch&)
+        const TraceCounters& counters()
+
 cdef extern from *:
     """
     #include "transport/backoff.h"
@@ -48,11 +56,16 @@ cdef extern from "<mutex>" namespace "std" nogil:
         cbool try_lock()
 
 
+cdef void send_batch(void* controller, const Batch* batch, uint64_t program_bytes) noexcept nogil:
+    (<Controller>controller).send(batch, program_bytes)
+
+
 cdef class Controller:
     """Sends the queue's records over the given links (capsules).
 
     window_bytes: a window is at most this large, unless one record is larger.
-    gather_microseconds: while workers are busy, how long records may gather.
+    gather_microseconds: while workers are busy, how long records may gather. traces: whether what
+    comes again is replayed.
     """
 
     cdef vector[ControllerLink*] links
@@ -68,19 +81,36 @@ cdef class Controller:
     cdef uint64_t sent_bytes  # of records and the data beside them, as the queue counts
     # (records, bytes) at the end of each batch that is not executed yet
     cdef deque[pair[uint64_t, uint64_t]] under_way
+    cdef uint64_t wire_bytes  # of the batches
+    cdef Tracer* tracer
 
-    def __init__(self, links, *, uint32_t window_bytes, int64_t gather_microseconds):
+    def __init__(self, links, *, uint32_t window_bytes, int64_t gather_microseconds, cbool traces):
         self.keep = list(links)
         for link in links:
             self.links.push_back(<ControllerLink*>PyCapsule_GetPointer(link, "dtorch.ControllerLink"))
         self.window_words = window_bytes // 4
         self.gather_records = 256
         self.gather_microseconds = gather_microseconds
+        self.tracer = new Tracer(<void*>self, send_batch, traces)
+
+    def __dealloc__(self):
+        del self.tracer
 
     @property
     def num_batches(self):
         """Batches sent so far, each to all workers."""
         return self.num_batches
+
+    @property
+    def bytes_sent(self):
+        """Of the batches sent so far, to each worker; the data beside them not counted."""
+        return self.wire_bytes
+
+    def trace_counters(self):
+        """What became of the windows so far, by name."""
+        cdef const TraceCounters* counters = &self.tracer.counters()
+        return {"windows": counters.windows, "plans": counters.plans, "replays": counters.replays,
+                "replayed_records": counters.replayed_records, "departures": counters.departures}
 
     def flush(self):
         """Send what there is, at once and on the calling thread: it waits for a value.
@@ -135,10 +165,11 @@ cdef class Controller:
         cdef Batch batch
         self.sending.lock()
         while queue.take(self.window_words, &batch):
-            self.send(&batch)
+            self.tracer.take(batch)
         self.sending.unlock()
 
-    cdef void send(self, Batch* batch) noexcept nogil:
+    # program_bytes: of the records that the batch stands for.
+    cdef void send(self, const Batch* batch, uint64_t program_bytes) noexcept nogil:
         # Data first: a worker that meets the record may then wait for it.
         cdef vector[Transfer] transfers = Transfers.get().take()
         cdef size_t i
@@ -150,7 +181,8 @@ cdef class Controller:
             self.sent_bytes += bytes_of(transfers[i])
         self.num_batches += 1
         self.sent_records = batch.first_record + batch.records
-        self.sent_bytes += batch.bytes()
+        self.sent_bytes += program_bytes
+        self.wire_bytes += batch.bytes()
         self.under_way.push_back(pair[uint64_t, uint64_t](self.sent_records, self.sent_bytes))
 
     cdef void look_at_progress(self, RecordQueue* queue) noexcept nogil:

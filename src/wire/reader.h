@@ -41,6 +41,7 @@ class Reader {
   uint32_t words() const { return at_[0]; }
   void enter() { at_ += kHeaderWords; }
   bool done() const { return at_ == end_; }
+  const uint32_t* position() const { return at_; }
   size_t left() const { return static_cast<size_t>(end_ - at_); }
 
   uint32_t word() {

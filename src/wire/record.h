@@ -6,6 +6,8 @@
 //   word 1   kind (low 16 bits) | count (high 16 bits; its meaning depends on the kind)
 //   word 2   operator number, or another number of the kind
 //   word 3   call-site number: where in the user's program it was issued
+//   word 4   of an operator: number of the call, which stands for all that shapes its outputs
+//            (capture/call_entry.h); 0 where that is not known
 //   then     values, each opened by a word: tag (high 8 bits) | payload (low 24 bits)
 //
 // Nothing in a record is a pointer, and nothing is ever unpickled.
@@ -35,6 +37,13 @@ enum class Kind : uint16_t {
   kDescribe = 11,     // word 2: slot; values: promise. Replies with the tensor's metadata
   kPythonKernel = 12,  // values: name, packed arguments, sharding, then dtype, sizes an output
   kShutdown = 13,
+  kMark = 14,         // the end of a step of the user's program; nothing to do
+  // Of the controller (controller/tracer.h), between the program's records and not counted
+  // among them, but for kReplay, which stands for as many as it runs:
+  kDefinePlan = 15,   // word 2: number; slots for its temporaries, then the records of a window
+  kReplay = 16,       // word 2: plan; first and last record; slots and values that changed
+  kMoveSlots = 17,    // pairs: a slot, and an empty one that takes what it holds
+  kForgetPlan = 18,   // word 2: number
 };
 
 enum class Tag : uint8_t {

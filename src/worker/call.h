@@ -56,6 +56,20 @@ inline std::string message_of(const std::exception& error) {
   return first_part(error.what());
 }
 
+// Calls LibTorch with the arguments on state.stack, where the results come.
+inline bool call_kernel(WorkerState& state, const WorkerOperator& op, FailurePtr* failure) {
+  try {
+    if (!op.unchecked.empty()) op.unchecked.check(state.stack);
+    op.handle->callBoxed(state.stack);
+    ++state.num_operators;
+    return true;
+  } catch (const std::exception& error) {
+    *failure = make_failure(state, op.name + "\x1f" + message_of(error));
+    state.stack.clear();
+  }
+  return false;
+}
+
 // Decodes an operator record and calls LibTorch; results are left on state.stack.
 // absent: this worker is not part of it.
 inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number,
@@ -70,15 +84,7 @@ inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, ui
     *failure = std::move(obstacle.failure);
     return false;
   }
-  try {
-    if (!known.unchecked.empty()) known.unchecked.check(state.stack);
-    op.callBoxed(state.stack);
-    ++state.num_operators;
-    return true;
-  } catch (const std::exception& error) {
-    *failure = make_failure(state, known.name + "\x1f" + message_of(error));
-  }
-  return false;
+  return call_kernel(state, known, failure);
 }
 
 // The operator's tensor arguments in words, decoded again for the error text.
@@ -105,25 +111,29 @@ inline std::string arguments_in_words(WorkerState& state, Reader reader, uint32_
   return text;
 }
 
+inline void put_value(WorkerState& state, uint32_t slot, const at::Tensor& value, uint32_t sharding) {
+  auto& entry = state.slot(slot);
+  entry.tensor = value;
+  entry.failure = nullptr;
+  entry.record = state.record;
+  entry.sharding = sharding;
+  entry.state = SlotEntry::State::kTensor;
+}
+
 // Puts the call's results, or its failure, where the record says.
 inline void store_outputs(WorkerState& state, Reader& reader, const FailurePtr& failure, bool absent,
                           bool sharded) {
   size_t next = 0;
   const bool have = !failure && !absent;
   const auto store = [&](uint32_t number, const at::Tensor* value) {
+    const uint32_t sharding = sharded ? reader.word() : 0;
+    if (C10_LIKELY(have)) return put_value(state, number, *value, sharding);
     auto& entry = state.slot(number);
-    entry.sharding = 0;
+    entry.tensor = at::Tensor();
+    entry.failure = failure;
     entry.record = state.record;
-    if (C10_LIKELY(have)) {
-      entry.tensor = *value;
-      entry.state = SlotEntry::State::kTensor;
-      entry.failure = nullptr;
-    } else {
-      entry.tensor = at::Tensor();
-      entry.failure = failure;
-      entry.state = absent ? SlotEntry::State::kAbsent : SlotEntry::State::kFailed;
-    }
-    if (C10_UNLIKELY(sharded)) entry.sharding = reader.word();
+    entry.sharding = sharding;
+    entry.state = absent ? SlotEntry::State::kAbsent : SlotEntry::State::kFailed;
   };
   while (!reader.done()) {
     uint32_t payload;
@@ -199,29 +209,36 @@ inline void spoil_written(WorkerState& state, Reader reader, uint32_t count, uin
 
 // ---- the other records ----------------------------------------------------------------------
 
-inline void run_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number) {
-  if (state.notes_flight) flight_record().note(number, state.site);
-  const bool sharded = (count & kShardedOperator) != 0;
-  count &= kShardedOperator - 1;
-  FailurePtr failure;
-  bool absent = false;
-  const Reader arguments = reader;
-  if (C10_LIKELY(call_operator(state, reader, count, number, &failure, &absent))) {
-    store_outputs(state, reader, nullptr, false, sharded);
-    state.stack.clear();  // else the outputs' memory would outlive their slots
-    return;
-  }
-  state.stack.clear();
+// What becomes of an operator that failed, or that this worker has no part in. count: as in the
+// record. outputs: begins behind the arguments.
+inline void settle_failure(WorkerState& state, const Reader& arguments, Reader& outputs, uint32_t count,
+                           uint32_t number, const FailurePtr& failure, bool absent) {
+  const uint32_t num_arguments = count & (kShardedOperator - 1);
   if (failure) {
     const size_t cut = failure->text.find('\x1f');
     if (cut != std::string::npos) {
       auto& text = const_cast<Failure&>(*failure).text;  // made just now, seen by nobody
-      text = text.substr(0, cut) + "(" + arguments_in_words(state, arguments, count) + "): " +
+      text = text.substr(0, cut) + "(" + arguments_in_words(state, arguments, num_arguments) + "): " +
              text.substr(cut + 1);
     }
-    spoil_written(state, arguments, count, number, failure);
+    spoil_written(state, arguments, num_arguments, number, failure);
   }
-  store_outputs(state, reader, failure, absent, sharded);
+  store_outputs(state, outputs, failure, absent, (count & kShardedOperator) != 0);
+}
+
+inline void run_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number) {
+  if (state.notes_flight) flight_record().note(number, state.site);
+  reader.word();  // which call it is: of use on rank 0 alone
+  FailurePtr failure;
+  bool absent = false;
+  const Reader arguments = reader;
+  if (C10_LIKELY(call_operator(state, reader, count & (kShardedOperator - 1), number, &failure, &absent))) {
+    store_outputs(state, reader, nullptr, false, (count & kShardedOperator) != 0);
+    state.stack.clear();  // else the outputs' memory would outlive their slots
+    return;
+  }
+  state.stack.clear();
+  settle_failure(state, arguments, reader, count, number, failure, absent);
 }
 
 inline void define_operator(WorkerState& state, Reader& reader, uint32_t number) {

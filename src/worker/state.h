@@ -46,6 +46,8 @@ struct WorkerOperator {
   UncheckedArguments unchecked;
 };
 
+struct WorkerPlan;  // worker/plan.h
+
 struct WorkerState {
   WorkerState(int worker, int num_workers, c10::Device device, std::string host,
               MakeGroup make_group)
@@ -96,6 +98,7 @@ struct WorkerState {
   std::vector<WorkerOperator> operators;
   std::unordered_map<uint32_t, MeshMember> members;  // by mesh, where this worker is part
   Stack stack;
+  std::vector<std::shared_ptr<WorkerPlan>> plans;  // by number
 
   bool notes_flight = false;  // writes this process's flight record
   uint64_t record = 0;  // being executed

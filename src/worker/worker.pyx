@@ -28,6 +28,11 @@ cdef extern from "wire/reader.h" namespace "dtorch" nogil:
         kDescribe
         kPythonKernel
         kShutdown
+        kMark
+        kDefinePlan
+        kReplay
+        kMoveSlots
+        kForgetPlan
 
     cppclass Reader:
         Reader(const uint32_t*, const uint32_t*)
@@ -64,6 +69,14 @@ cdef extern from "worker/call.h" namespace "dtorch" nogil:
     void get_value(WorkerState&, const WorkerLink&, Reader&, uint32_t)
     void describe_slot(WorkerState&, const WorkerLink&, Reader&, uint32_t)
     void sync(WorkerState&, const WorkerLink&, Reader&)
+
+cdef extern from "wire/window.h" namespace "dtorch" nogil:
+    uint32_t program_records(const uint32_t* record)
+
+cdef extern from "worker/plan.h" namespace "dtorch" nogil:
+    void define_plan(WorkerState&, Reader&, uint32_t)
+    void forget_plan(WorkerState&, uint32_t)
+    void move_slots(WorkerState&, Reader&)
 
 cdef extern from "worker/python_kernel.h" namespace "dtorch" nogil:
     cppclass KernelOutput:
@@ -102,6 +115,12 @@ cdef extern from *:
       }
       return words;
     }
+    static void dtorch_replay(dtorch::WorkerState& state, dtorch::Reader& reader, uint32_t number,
+                              void* worker, dtorch_record_function function) {
+      dtorch::replay(state, reader, number, [&](const std::vector<uint32_t>& record) {
+        dtorch_record(state, worker, record.data(), record.data() + record.size(), function);
+      });
+    }
     static void dtorch_keep(dtorch::WorkerState& state, const dtorch::Batch& batch) {
       state.batches.emplace_back(reinterpret_cast<const char*>(batch.begin), batch.bytes());
     }
@@ -121,6 +140,7 @@ cdef extern from *:
     ctypedef void (*record_function "dtorch_record_function")(void* worker, Reader& reader) noexcept nogil
     uint32_t dtorch_record(WorkerState&, void*, const uint32_t*, const uint32_t*,
                            record_function) nogil
+    void dtorch_replay(WorkerState&, Reader&, uint32_t number, void*, record_function) nogil
     void dtorch_keep(WorkerState&, const Batch&) nogil
     cppclass below_autograd "dtorch_below_autograd":
         below_autograd()
@@ -167,8 +187,18 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
         sync(state[0], context.link[0], reader)
     elif kind == Kind.kDescribe:
         describe_slot(state[0], context.link[0], reader, number)
+    elif kind == Kind.kReplay:
+        dtorch_replay(state[0], reader, number, self, execute)
+    elif kind == Kind.kDefinePlan:
+        define_plan(state[0], reader, number)
+    elif kind == Kind.kMoveSlots:
+        move_slots(state[0], reader)
+    elif kind == Kind.kForgetPlan:
+        forget_plan(state[0], number)
     elif kind == Kind.kShutdown:
         state.stopped = True
+    elif kind == Kind.kMark:
+        pass
     else:
         malformed()
 
@@ -214,8 +244,8 @@ cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
         words = dtorch_record(context.state[0], context, at, batch.end, execute)
         if words == 0:
             break
+        context.state.record += program_records(at)
         at += words
-        context.state.record += 1
 
 
 cdef extern from "worker/call.h" namespace "dtorch" nogil:

@@ -63,6 +63,7 @@ cdef extern from "collectives/mpi/group_maker.h" namespace "dtorch":
 
 cdef extern from *:
     """
+    #include "wire/window.h"
 
     static bool is_shared(const dtorch::PromiseName& promise) {
       return promise.home == dtorch::Home::kShared;
@@ -70,7 +71,10 @@ cdef extern from *:
     static dtorch::Batch dtorch_batch(dtorch::Chunk* chunk, uint32_t words, uint64_t first) {
       const uint32_t* begin = chunk->words();
       uint32_t records = 0;
-      for (uint32_t at = 0; at < words && begin[at] > 0 && begin[at] <= words - at; at += begin[at]) ++records;
+      for (uint32_t at = 0;
+           at < words && begin[at] >= dtorch::kHeaderWords && begin[at] <= words - at; at += begin[at]) {
+        records += dtorch::program_records(begin + at);
+      }
       dtorch::Batch batch(chunk, begin, begin + words, first, records);
       chunk->release();
       return batch;

@@ -1,0 +1,311 @@
+#include "controller/tracer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "wire/reader.h"
+
+namespace dtorch {
+namespace {
+
+constexpr uint32_t kFewestRecords = 8;  // of a plan
+// Of a window that no read or step ends.
+constexpr uint32_t kShortestCut = 64, kLongest = 4096;
+// A loop in a long window ends at a read or step by chance: one of so short a body, seen so often,
+// is cut by itself.
+constexpr uint32_t kLookForLoop = 512, kLongestBody = 32;
+constexpr size_t kMostSeen = 1 << 16, kMostCuts = 1 << 10;
+constexpr size_t kMostPlans = 1 << 10, kMostPlanWords = 8 << 20;
+constexpr size_t kMostSuccessors = 4, kMostCandidates = 16;
+
+Kind kind_of(const uint32_t* record) { return static_cast<Kind>(record[1] & 0xffff); }
+
+bool is_definition(Kind kind) {
+  return kind == Kind::kDefineOperator || kind == Kind::kDefineSite || kind == Kind::kDefineMesh ||
+         kind == Kind::kDefineSharding;
+}
+
+// After these the client may wait, or begins anew.
+bool ends_window(Kind kind) {
+  return kind == Kind::kGet || kind == Kind::kSync || kind == Kind::kDescribe || kind == Kind::kMark;
+}
+
+uint64_t token_of(const uint32_t* record) {
+  Window window;
+  try {
+    window.append(record, record + record[0]);
+  } catch (const WireError&) {
+    return 0;
+  }
+  return window.last_token();
+}
+
+}  // namespace
+
+void Tracer::take(const Batch& batch) {
+  if (!enabled_) {
+    send_(sender_, &batch, batch.bytes());
+    return;
+  }
+  batch_ = &batch;
+  plain_ = {};
+  record_number_ = batch.first_record;
+  if (following_ != nullptr) held_.push_back(batch);
+  for (const uint32_t* record = batch.begin; record < batch.end; record += record[0]) {
+    take_record(record);
+    ++record_number_;
+  }
+  send_plain(batch.end);
+  if (following_ != nullptr) send_replay();
+  batch_ = nullptr;
+}
+
+void Tracer::take_record(const uint32_t* record) {
+  if (following_ != nullptr) {
+    if (follow(record)) return;
+  } else if (at_beginning_ && begin_plan(record)) {
+    return;
+  }
+  if (plain_.begin == nullptr) plain_ = {record, record_number_, 0};
+  ++plain_.count;
+  learn(record);
+}
+
+// ---- following ----------------------------------------------------------------------------------
+
+// The plans that begin with this record, the latest first.
+std::vector<uint32_t> Tracer::starting_with(const uint32_t* record) const {
+  auto found = by_first_.find(token_of(record));
+  if (found == by_first_.end()) return {};
+  auto numbers = found->second;
+  std::sort(numbers.begin(), numbers.end(), [&](uint32_t a, uint32_t b) {
+    return plans_.at(a)->last_used > plans_.at(b)->last_used;
+  });
+  if (numbers.size() > kMostCandidates) numbers.resize(kMostCandidates);
+  return numbers;
+}
+
+std::vector<uint32_t> Tracer::successors() const {
+  auto previous = plans_.find(previous_);
+  return previous == plans_.end() ? std::vector<uint32_t>() : previous->second->successors;
+}
+
+bool Tracer::begin_plan(const uint32_t* record) {
+  if (plans_.empty() || is_definition(kind_of(record))) return false;
+  const auto begins = [&](uint32_t number) {
+    auto found = plans_.find(number);
+    if (found == plans_.end()) return false;
+    following_ = found->second.get();
+    following_->begin();
+    if (following_->match(record)) return true;
+    following_->abandon();
+    following_ = nullptr;
+    return false;
+  };
+  for (const auto& numbers : {successors(), starting_with(record)}) {
+    if (std::none_of(numbers.begin(), numbers.end(), begins)) continue;
+    send_plain(record);
+    untold_first_ = record_number_;
+    untold_bytes_ = uint64_t{record[0]} * 4;
+    held_.assign(1, *batch_);
+    at_beginning_ = false;
+    return true;
+  }
+  return false;
+}
+
+// Takes the record if it is one of a plan's.
+bool Tracer::follow(const uint32_t* record) {
+  if (!following_->match(record)) {
+    send_replay();
+    if (!switch_plan(record)) {
+      leave_plan();
+      return false;
+    }
+  }
+  untold_bytes_ += uint64_t{record[0]} * 4;
+  if (following_->is_complete()) finish_plan();
+  return true;
+}
+
+// Where the program takes another way that it has taken before.
+bool Tracer::switch_plan(const uint32_t* record) {
+  for (uint32_t number : starting_with(following_->matched()[0])) {
+    Plan* plan = plans_.at(number).get();
+    if (plan == following_) continue;
+    Plan::Moves moves;
+    if (!plan->take_over(*following_, &moves)) continue;
+    if (!plan->match(record)) {
+      plan->abandon();
+      continue;
+    }
+    following_->abandon();
+    following_ = plan;
+    send_moves(moves);
+    return true;
+  }
+  return false;
+}
+
+void Tracer::finish_plan() {
+  send_replay();
+  ++counters_.windows;
+  ++counters_.replays;
+  following_->last_used = ++clock_;
+  if (auto previous = plans_.find(previous_); previous != plans_.end()) {
+    auto& next = previous->second->successors;
+    std::erase(next, following_->number());
+    next.insert(next.begin(), following_->number());
+    if (next.size() > kMostSuccessors) next.pop_back();
+  }
+  previous_ = following_->number();
+  following_ = nullptr;
+  held_.clear();
+  at_beginning_ = true;
+}
+
+// The rest of the window goes the general way, and the whole may become a plan too.
+void Tracer::leave_plan() {
+  ++counters_.departures;
+  const auto matched = following_->matched();
+  send_moves(following_->leave());
+  following_ = nullptr;
+  for (const uint32_t* record : matched) {
+    window_.append(record, record + record[0]);
+    tokens_.push_back(window_.last_token());
+  }
+  held_.clear();
+}
+
+// ---- learning -----------------------------------------------------------------------------------
+
+void Tracer::learn(const uint32_t* record) {
+  const Kind kind = kind_of(record);
+  if (is_definition(kind)) return;
+  at_beginning_ = false;
+  try {
+    window_.append(record, record + record[0]);
+    tokens_.push_back(window_.last_token());
+  } catch (const WireError&) {
+    can_be_plan_ = false;
+  }
+  const uint32_t records = window_.num_records();
+  if (ends_window(kind) || (records >= kShortestCut && cuts_.count(window_.last_token()) > 0)) {
+    finish_window();
+  } else if (records >= kLongest || (records % kLookForLoop == 0 && is_loop())) {
+    choose_cut();
+    can_be_plan_ = false;
+    finish_window();
+  }
+}
+
+void Tracer::finish_window() {
+  ++counters_.windows;
+  previous_ = kNoPlan;
+  if (can_be_plan_ && window_.num_records() >= kFewestRecords) {
+    if (seen_.size() >= kMostSeen) seen_.clear();
+    const auto [known, is_new] = seen_.try_emplace(window_.hash(), kNoPlan);
+    if (!is_new && plans_.count(known->second) == 0) known->second = make_plan();
+  }
+  window_.clear();
+  tokens_.clear();
+  can_be_plan_ = true;
+  at_beginning_ = true;
+}
+
+// Whether the last records are one short stretch again and again.
+bool Tracer::is_loop() const {
+  const auto* end = tokens_.data() + tokens_.size();
+  for (uint32_t body = 1; body <= kLongestBody; ++body) {
+    if (std::equal(end - kLookForLoop + body, end, end - kLookForLoop)) return true;
+  }
+  return false;
+}
+
+// The record that the program comes by most rarely, as far as chance knows.
+void Tracer::choose_cut() {
+  if (cuts_.size() >= kMostCuts) cuts_.clear();
+  // Of a loop, one of its body.
+  const size_t from = tokens_.size() > kLookForLoop ? tokens_.size() - kLookForLoop : 0;
+  cuts_.insert(*std::min_element(tokens_.begin() + from, tokens_.end()));
+}
+
+uint32_t Tracer::make_plan() {
+  std::vector<uint32_t> slots(Plan::num_temporaries(window_));
+  for (auto& slot : slots) {
+    if (own_slots_.empty()) {
+      // Not one that the program has had: records of that may still be in the queue.
+      slot = RecordQueue::get().reserve_slot();
+    } else {
+      slot = own_slots_.back();
+      own_slots_.pop_back();
+    }
+  }
+  if (!slots.empty() && slots.back() == kNoSlot) return kNoPlan;
+  const uint32_t number = next_number_++;
+  const uint64_t first = token_of(window_.words().data());
+  auto plan = std::make_unique<Plan>(number, std::move(window_), std::move(slots));
+  plan->last_used = ++clock_;
+  num_words_ += plan->num_words();
+  send_message(plan->definition(), unsent_first(), 0, 0);
+  by_first_[first].push_back(number);
+  plans_[number] = std::move(plan);
+  previous_ = number;
+  ++counters_.plans;
+  while (plans_.size() > kMostPlans || (num_words_ > kMostPlanWords && plans_.size() > 1)) {
+    const auto oldest = std::min_element(plans_.begin(), plans_.end(), [](const auto& a, const auto& b) {
+      return a.second->last_used < b.second->last_used;
+    });
+    forget_plan(oldest->first);
+  }
+  return number;
+}
+
+void Tracer::forget_plan(uint32_t number) {
+  const auto found = plans_.find(number);
+  Plan& plan = *found->second;
+  own_slots_.insert(own_slots_.end(), plan.own_slots().begin(), plan.own_slots().end());
+  num_words_ -= plan.num_words();
+  auto first = by_first_.find(token_of(plan.first_record()));
+  std::erase(first->second, number);
+  if (first->second.empty()) by_first_.erase(first);
+  send_message({kHeaderWords, static_cast<uint32_t>(Kind::kForgetPlan), number, 0}, unsent_first(), 0, 0);
+  plans_.erase(found);
+}
+
+// ---- sending ------------------------------------------------------------------------------------
+
+void Tracer::send_plain(const uint32_t* end) {
+  if (plain_.begin == nullptr) return;
+  const Batch batch = batch_->part(plain_.begin, end, plain_.first, plain_.count);
+  plain_ = {};
+  send_(sender_, &batch, batch.bytes());
+}
+
+void Tracer::send_replay() {
+  const uint32_t count = following_->num_matched() - following_->num_told();
+  if (count == 0) return;
+  send_message(following_->replay(), untold_first_, count, untold_bytes_);
+  counters_.replayed_records += count;
+  untold_first_ += count;
+  untold_bytes_ = 0;
+}
+
+void Tracer::send_moves(const Plan::Moves& moves) {
+  if (moves.empty()) return;
+  std::vector<uint32_t> message = {0, static_cast<uint32_t>(Kind::kMoveSlots), 0, 0};
+  for (const auto& [from, to] : moves) message.insert(message.end(), {from, to});
+  message[0] = static_cast<uint32_t>(message.size());
+  send_message(message, untold_first_, 0, 0);
+}
+
+void Tracer::send_message(const std::vector<uint32_t>& message, uint64_t first, uint32_t records,
+                          uint64_t program_bytes) {
+  Chunk* chunk = Chunk::create(static_cast<uint32_t>(message.size()));
+  std::memcpy(chunk->words(), message.data(), message.size() * 4);
+  const Batch batch(chunk, chunk->words(), chunk->words() + message.size(), first, records);
+  chunk->release();
+  send_(sender_, &batch, program_bytes);
+}
+
+}  // namespace dtorch

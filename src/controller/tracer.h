@@ -1,0 +1,109 @@
+// Recognizes what the program has done before, and has workers replay it.
+//
+// Records come in as the client wrote them. They are cut into windows: at each read or sync, at
+// the end of each step, else where records say so by themselves. A window that comes a second time
+// becomes a plan, which the workers are told; from then on they are only told to run it, with what
+// has changed. While the program follows a plan, what it has done so far is replayed whenever
+// workers want work, so following costs no time; where it leaves the plan, its records are sent as
+// they are.
+//
+// That cuts between windows depend on the records alone, and so fall alike wherever the same
+// records come again, is the idea of content-defined chunking (Muthitacharoen, Chen and Mazieres, A
+// low-bandwidth network file system, SOSP 2001).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "capture/record_queue.h"
+#include "controller/plan.h"
+
+namespace dtorch {
+
+struct TraceCounters {
+  uint64_t windows = 0;           // that came to an end
+  uint64_t plans = 0;             // told to the workers
+  uint64_t replays = 0;           // windows that followed a plan from a beginning to its end
+  uint64_t replayed_records = 0;
+  uint64_t departures = 0;        // from a plan before its end
+};
+
+class Tracer {
+ public:
+  // program_bytes: of the records that the batch stands for.
+  using Send = void (*)(void* sender, const Batch* batch, uint64_t program_bytes);
+
+  Tracer(void* sender, Send send, bool enabled) : sender_(sender), send_(send), enabled_(enabled) {}
+
+  // Sends all that `batch` says.
+  void take(const Batch& batch);
+  const TraceCounters& counters() const { return counters_; }
+
+ private:
+  static constexpr uint32_t kNoPlan = ~0u;
+
+  // Records of the batch at hand that are sent as they are.
+  struct Plain {
+    const uint32_t* begin = nullptr;
+    uint64_t first = 0;
+    uint32_t count = 0;
+  };
+
+  void take_record(const uint32_t* record);
+  bool follow(const uint32_t* record);
+  std::vector<uint32_t> starting_with(const uint32_t* record) const;
+  std::vector<uint32_t> successors() const;
+  bool begin_plan(const uint32_t* record);
+  bool switch_plan(const uint32_t* record);
+  void finish_plan();
+  void leave_plan();
+  void learn(const uint32_t* record);
+  void finish_window();
+  bool is_loop() const;
+  void choose_cut();
+  uint32_t make_plan();
+  void forget_plan(uint32_t number);
+
+  void send_plain(const uint32_t* end);
+  void send_replay();
+  void send_moves(const Plan::Moves& moves);
+  void send_message(const std::vector<uint32_t>& message, uint64_t first, uint32_t records,
+                    uint64_t program_bytes);
+  // The number of the first record that no batch has had yet.
+  uint64_t unsent_first() const { return plain_.begin != nullptr ? plain_.first : record_number_; }
+
+  void* const sender_;
+  const Send send_;
+  const bool enabled_;
+  TraceCounters counters_;
+
+  const Batch* batch_ = nullptr;
+  uint64_t record_number_ = 0;  // of the program, of the record at hand
+  Plain plain_;
+
+  // What is learnt of the window that has begun.
+  Window window_;
+  std::vector<uint64_t> tokens_;
+  bool can_be_plan_ = true;
+  bool at_beginning_ = true;     // of a window
+  std::unordered_map<uint64_t, uint32_t> seen_;  // hashes of windows -> plan
+  std::unordered_set<uint64_t> cuts_;  // tokens of records that end a window
+
+  std::unordered_map<uint32_t, std::unique_ptr<Plan>> plans_;
+  std::unordered_map<uint64_t, std::vector<uint32_t>> by_first_;  // token of a first record -> plans
+  uint32_t next_number_ = 0;
+  size_t num_words_ = 0;  // of all plans
+  std::vector<uint32_t> own_slots_;  // those of plans that are gone
+  uint64_t clock_ = 0;
+
+  Plan* following_ = nullptr;
+  uint64_t untold_first_ = 0;  // number of the first record that it has matched and not told
+  uint64_t untold_bytes_ = 0;
+  std::vector<Batch> held_;  // the memory of what following_ has matched
+  uint32_t previous_ = kNoPlan;  // the plan of the window before
+};
+
+}  // namespace dtorch

@@ -1,0 +1,307 @@
+// A window that this worker has been told, and how to run it again.
+//
+// An operator's arguments are decoded once, but for its tensors, and again where the controller
+// says that one has changed. What is out of the ordinary (a failed input, random numbers, another
+// kind of record) goes the general way: the record is written out and executed as if it had come
+// by itself.
+#pragma once
+
+#include "wire/window.h"
+#include "worker/call.h"
+
+namespace dtorch {
+
+// An operator of a plan whose arguments are decoded.
+struct BoundOperator {
+  enum class State : uint8_t { kStale, kBound, kGeneral };
+  struct List {
+    uint32_t argument;
+    bool optional;
+    std::vector<uint32_t> tensors;  // Window::kNone for None
+  };
+  struct Output {
+    uint32_t returned;              // which of the returns
+    bool is_list;
+    std::vector<uint32_t> tensors;
+    std::vector<uint32_t> shardings;
+  };
+
+  State state = State::kStale;
+  Stack arguments;
+  std::vector<std::pair<uint32_t, uint32_t>> tensors;  // argument, tensor
+  std::vector<List> lists;
+  std::vector<Output> outputs;
+};
+
+struct WorkerPlan {
+  Window window;
+  std::vector<uint32_t> slots;  // by tensor of the window: where it lies on this worker
+  std::vector<BoundOperator> operators;  // one a record
+  std::vector<uint32_t> written;  // a record with this run's slots
+};
+
+constexpr uint32_t kMostPlans = 1 << 20;
+
+inline WorkerPlan& known_plan(WorkerState& state, uint32_t number) {
+  if (number >= state.plans.size() || !state.plans[number]) Reader::fail("a plan that was not defined");
+  return *state.plans[number];
+}
+
+inline void define_plan(WorkerState& state, Reader& reader, uint32_t number) {
+  if (number >= kMostPlans) Reader::fail("a plan number beyond the last");
+  auto plan = std::make_shared<WorkerPlan>();
+  const uint32_t num_own = reader.word();
+  reader.need(num_own);
+  std::vector<uint32_t> own(num_own);
+  for (auto& slot : own) slot = reader.word();
+  while (!reader.done()) {
+    const uint32_t* record = reader.position();
+    const uint32_t words = Reader::record(record, record + reader.left()).words();
+    plan->window.append(record, record + words);
+    for (uint32_t i = 0; i < words; ++i) reader.word();
+  }
+  size_t next = 0;
+  for (const auto& life : plan->window.lives()) {
+    if (life.is_temporary() && next >= own.size()) Reader::fail("a plan with too few slots");
+    plan->slots.push_back(life.is_temporary() ? own[next++] : life.slot);
+  }
+  plan->operators.resize(plan->window.num_records());
+  if (number >= state.plans.size()) state.plans.resize(number + 16);
+  state.plans[number] = std::move(plan);
+}
+
+inline void forget_plan(WorkerState& state, uint32_t number) {
+  known_plan(state, number);
+  state.plans[number].reset();
+}
+
+inline void move_slots(WorkerState& state, Reader& reader) {
+  while (!reader.done()) {
+    const uint32_t from = reader.word(), to = reader.word();
+    state.slot(to);  // may make room
+    auto& source = state.known_slot(from);
+    auto& target = state.slot(to);
+    if (target.state != SlotEntry::State::kEmpty) Reader::fail("a slot that takes two tensors");
+    target = std::move(source);
+    source = SlotEntry();
+  }
+}
+
+// Takes in what has changed since the last run.
+inline void update_plan(WorkerPlan& plan, Reader& reader) {
+  const uint32_t num_slots = reader.word();
+  reader.need(uint64_t{num_slots} * 2);
+  for (uint32_t i = 0; i < num_slots; ++i) {
+    const uint32_t tensor = reader.word(), slot = reader.word();
+    if (tensor >= plan.slots.size()) Reader::fail("a tensor that the plan does not have");
+    if (slot >= kMaxSlots) Reader::fail("a slot number beyond the last");
+    plan.slots[tensor] = slot;
+  }
+  auto& words = plan.window.words();
+  while (!reader.done()) {
+    const uint64_t first = reader.word();
+    const uint32_t length = reader.word() >> 24;
+    const uint32_t repeats_and_stride = reader.word();
+    const uint32_t repeats = repeats_and_stride >> 16, stride = repeats_and_stride & 0xffff;
+    reader.need(length);
+    const uint32_t* values = reader.position();
+    for (uint32_t i = 0; i < length; ++i) reader.word();
+    for (uint32_t k = 0; k < repeats; ++k) {
+      for (uint32_t i = 0; i < length; ++i) {
+        const uint64_t word = first + uint64_t{k} * stride + i;
+        if (word >= words.size()) Reader::fail("a change beyond the end of the plan");
+        const WordKind kind = plan.window.kind(static_cast<uint32_t>(word));
+        if (kind != WordKind::kValue && kind != WordKind::kValuePayload) {
+          Reader::fail("a change of what makes the plan");
+        }
+        words[word] = (words[word] & ~varying(kind)) | (values[i] & varying(kind));
+      }
+      if (length > 0) {
+        const auto record = plan.window.record_of(static_cast<uint32_t>(first + uint64_t{k} * stride));
+        auto& changed = plan.operators[record];
+        if (changed.state == BoundOperator::State::kBound) changed.state = BoundOperator::State::kStale;
+      }
+    }
+  }
+}
+
+// Writes a record out with this run's slots, as a batch would have it.
+inline Reader written_record(WorkerPlan& plan, uint32_t record) {
+  const uint32_t begin = plan.window.offset(record), length = plan.window.length(record);
+  const auto& words = plan.window.words();
+  plan.written.assign(words.begin() + begin, words.begin() + begin + length);
+  for (uint32_t w = 0; w < length; ++w) {
+    const WordKind kind = plan.window.kind(begin + w);
+    if (!is_slot(kind)) continue;
+    const uint32_t slot = plan.slots[plan.window.tensor(begin + w)];
+    plan.written[w] = (plan.written[w] & ~varying(kind)) | slot;
+  }
+  return Reader::record(plan.written.data(), plan.written.data() + length);
+}
+
+// Decodes what stays the same from run to run.
+inline void bind_operator(WorkerState& state, WorkerPlan& plan, uint32_t record, BoundOperator* bound) {
+  *bound = BoundOperator();
+  bound->state = BoundOperator::State::kGeneral;
+  const auto& words = plan.window.words();
+  const uint32_t begin = plan.window.offset(record);
+  const uint32_t* at = words.data() + begin;
+  Reader reader = Reader::record(at, at + plan.window.length(record));
+  const uint32_t count = reader.count() & (kShardedOperator - 1);
+  const bool sharded = (reader.count() & kShardedOperator) != 0;
+  const auto& schema = state.op(reader.number()).handle->schema();
+  reader.enter();
+  reader.word();
+  if (count != schema.arguments().size()) return;  // the general way says so
+  const auto tensor_at = [&](const uint32_t* word) {
+    return plan.window.tensor(static_cast<uint32_t>(word - words.data()));
+  };
+  for (uint32_t a = 0; a < count; ++a) {
+    const Tag tag = reader.peek();
+    uint32_t payload;
+    if (tag == Tag::kSlot) {
+      const uint32_t* word = reader.position();
+      reader.tag(&payload);
+      if (payload != kNoSlot) bound->tensors.emplace_back(a, tensor_at(word));
+      bound->arguments.emplace_back(at::Tensor());
+    } else if (tag == Tag::kSlotList || tag == Tag::kOptionalSlotList) {
+      reader.tag(&payload);
+      BoundOperator::List list{a, tag == Tag::kOptionalSlotList, {}};
+      for (uint32_t i = 0; i < payload; ++i) {
+        const uint32_t* word = reader.position();
+        list.tensors.push_back(reader.word() == kNoSlot ? Window::kNone : tensor_at(word));
+      }
+      bound->lists.push_back(std::move(list));
+      bound->arguments.emplace_back();
+    } else if (tag == Tag::kGenerator || tag == Tag::kShardedGenerator) {
+      return;  // its state is set anew by each call
+    } else if (tag == Tag::kScalarTensor && schema.arguments()[a].alias_info() != nullptr) {
+      return;  // the result may be the very tensor
+    } else {
+      const Obstacle obstacle = ArgumentDecoder(state, reader).decode(1, &bound->arguments);
+      if (obstacle.absent || obstacle.failure) return;
+    }
+  }
+  for (uint32_t r = 0; !reader.done(); ++r) {
+    const uint32_t* word = reader.position();
+    uint32_t payload;
+    const Tag tag = reader.tag(&payload);
+    if (tag == Tag::kOutputIgnored) continue;
+    BoundOperator::Output output{r, tag == Tag::kOutputList, {}, {}};
+    const uint32_t length = output.is_list ? payload : 1;
+    for (uint32_t i = 0; i < length; ++i) {
+      if (output.is_list) {
+        word = reader.position();
+        reader.word();
+      }
+      output.tensors.push_back(tensor_at(word));
+      output.shardings.push_back(sharded ? reader.word() : 0);
+    }
+    bound->outputs.push_back(std::move(output));
+  }
+  bound->state = BoundOperator::State::kBound;
+}
+
+// Puts the tensors among the arguments. False if one has no value.
+inline bool take_tensors(WorkerState& state, const WorkerPlan& plan, const BoundOperator& bound) {
+  const auto tensor = [&](uint32_t number) -> const at::Tensor* {
+    const uint32_t slot = plan.slots[number];
+    if (slot >= state.slots.size() || state.slots[slot].state != SlotEntry::State::kTensor) return nullptr;
+    return &state.slots[slot].tensor;
+  };
+  state.stack = bound.arguments;
+  for (const auto& [argument, number] : bound.tensors) {
+    const at::Tensor* value = tensor(number);
+    if (value == nullptr) return false;
+    state.stack[argument] = *value;
+  }
+  for (const auto& list : bound.lists) {
+    if (list.optional) {
+      c10::List<std::optional<at::Tensor>> values;
+      values.reserve(list.tensors.size());
+      for (uint32_t number : list.tensors) {
+        const at::Tensor* value = number == Window::kNone ? nullptr : tensor(number);
+        if (value == nullptr && number != Window::kNone) return false;
+        values.push_back(value == nullptr ? std::nullopt : std::optional(*value));
+      }
+      state.stack[list.argument] = std::move(values);
+    } else {
+      c10::List<at::Tensor> values;
+      values.reserve(list.tensors.size());
+      for (uint32_t number : list.tensors) {
+        const at::Tensor* value = number == Window::kNone ? nullptr : tensor(number);
+        if (value == nullptr && number != Window::kNone) return false;
+        values.push_back(value == nullptr ? at::Tensor() : *value);
+      }
+      state.stack[list.argument] = std::move(values);
+    }
+  }
+  return true;
+}
+
+inline void put_results(WorkerState& state, const WorkerPlan& plan, const BoundOperator& bound) {
+  for (const auto& output : bound.outputs) {
+    if (output.returned >= state.stack.size()) Reader::fail("more outputs than the operator returns");
+    const auto& value = state.stack[output.returned];
+    if (output.is_list ? !value.isTensorList() || value.toListRef().size() != output.tensors.size()
+                       : !value.isTensor()) {
+      Reader::fail("outputs of another kind than the operator returns");
+    }
+    for (size_t i = 0; i < output.tensors.size(); ++i) {
+      const auto& tensor = output.is_list ? value.toListRef()[i].toTensor() : value.toTensor();
+      put_value(state, plan.slots[output.tensors[i]], tensor, output.shardings[i]);
+    }
+  }
+}
+
+// Runs an operator of a plan. False: it has to go the general way.
+inline bool run_bound(WorkerState& state, WorkerPlan& plan, uint32_t record) {
+  auto& bound = plan.operators[record];
+  if (C10_UNLIKELY(bound.state == BoundOperator::State::kStale)) bind_operator(state, plan, record, &bound);
+  if (bound.state == BoundOperator::State::kGeneral) return false;
+  if (C10_UNLIKELY(!state.spoiled.empty()) || C10_UNLIKELY(!take_tensors(state, plan, bound))) {
+    state.stack.clear();
+    return false;
+  }
+  const uint32_t* header = plan.window.words().data() + plan.window.offset(record);
+  state.site = header[3];
+  if (state.notes_flight) flight_record().note(header[2], state.site);
+  FailurePtr failure;
+  if (C10_UNLIKELY(!call_kernel(state, state.op(header[2]), &failure))) {
+    Reader reader = written_record(plan, record);
+    const uint32_t count = reader.count(), number = reader.number();
+    reader.enter();
+    reader.word();
+    const Reader arguments = reader;
+    Stack ignored;
+    ArgumentDecoder(state, reader).decode(count & (kShardedOperator - 1), &ignored);
+    settle_failure(state, arguments, reader, count, number, failure, false);
+    return true;
+  }
+  put_results(state, plan, bound);
+  state.stack.clear();
+  return true;
+}
+
+// Runs a part of a plan. `general` executes the record that it is given.
+template <class General>
+void replay(WorkerState& state, Reader& reader, uint32_t number, General&& general) {
+  WorkerPlan& plan = known_plan(state, number);
+  const uint32_t first = reader.word(), last = reader.word();
+  if (first > last || last > plan.window.num_records()) Reader::fail("a part that the plan does not have");
+  update_plan(plan, reader);
+  const auto& words = plan.window.words();
+  const uint64_t before = state.record;
+  for (uint32_t record = first; record < last && !state.stopped; ++record) {
+    state.record = before + (record - first);
+    const uint32_t begin = plan.window.offset(record);
+    const auto kind = static_cast<Kind>(words[begin + 1] & 0xffff);
+    if (kind == Kind::kOperator && run_bound(state, plan, record)) continue;
+    if (kind == Kind::kMark) continue;
+    written_record(plan, record);
+    general(plan.written);
+  }
+  state.record = before;
+}
+
+}  // namespace dtorch
