@@ -9,10 +9,10 @@ def counters():
     operators: issued. misses: calls whose outputs had to be worked out. uploads, upload_bytes:
     data sent from the client. reads: values, syncs and descriptions asked for. moves:
     redistributions. decisions: times that how to run on sharded tensors had to be worked out.
-    records_*, bytes_*: of the stream. live_slots: tensors alive. batches, bytes_sent: to each worker.
-    windows: stretches of the program. plans: those that workers hold. replays: windows that a plan
-    ran from beginning to end; replayed_records: of those and of parts. departures: from a plan
-    before its end.
+    records_*, bytes_*: of the stream. live_slots: tensors alive. batches, bytes_sent: to each
+    worker. windows: stretches of the program. plans: of those that came again, told to the
+    workers. replays: windows that a plan ran from beginning to end; replayed_records: of those and
+    of parts. departures: from a plan before its end.
     """
     from .runtime import current
     from .sharding.hook import decision_count
@@ -26,6 +26,23 @@ def counters():
         numbers |= running.controller.trace_counters()
         numbers["sends"] = running.num_sends
     return numbers
+
+
+def graph(dot=False):
+    """The windows that were rewritten last, newest first: [{stage: text}].
+
+    The stages are "program", as it was issued, and then each pass by its name, as that left it.
+    dot: as Graphviz source in place of text.
+    """
+    from .runtime import current
+
+    running = current()
+    if running is None or running.planner is None:
+        return []
+    return [
+        {name: snapshot[dot] for name, snapshot in stages}
+        for _, stages in reversed(running.planner.history)
+    ]
 
 
 def fallbacks():

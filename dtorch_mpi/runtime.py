@@ -45,10 +45,15 @@ class Runtime:
         self._thread = threading.Thread(
             target=self.controller.run, name="dtorch-controller", daemon=True
         )
+        self.planner = None
 
     def start(self):
         _core.open_queue(self.settings.max_records, self.settings.max_bytes)
         self._thread.start()
+        if self.settings.traces:
+            from .passes.planner import Planner
+
+            self.planner = Planner(self.controller, self.settings.passes)
 
     @property
     def num_batches(self):
@@ -162,6 +167,8 @@ class Runtime:
             except WorkerError as error:
                 failures.append(error)
         self.closed = True
+        if self.planner is not None:
+            self.planner.stop()
         _core.emit_shutdown()
         self.controller.stop()
         _core.flush()

@@ -23,6 +23,8 @@ class Settings:
     """How long records gather into a batch while workers are busy, in microseconds."""
     traces: bool = True
     """Whether what the program does again is replayed by the workers."""
+    passes: str = "all"
+    """Which passes rewrite it: all, none, or names with commas between."""
     spins: int = 500
     """How often a waiting worker yields before it sleeps."""
     home: str = ""

@@ -92,4 +92,5 @@ def dtype_number(dtype):
 
 
 def dtype_of_number(number):
-    return _dtypes[number]
+    """None for one that has no name here."""
+    return _dtypes.get(number)

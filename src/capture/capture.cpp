@@ -7,6 +7,7 @@
 
 #include "capture/aliases.h"
 #include "capture/call_site.h"
+#include "capture/known_calls.h"
 #include "capture/python_hooks.h"
 #include "capture/record_queue.h"
 #include "capture/wire_values.h"
@@ -417,6 +418,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     }
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = keep_entry(hash, std::move(fresh));
+    note_call(info, key, *entry);
     if (!measured && entry->decomposition == nullptr) {
       is_apart = emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
     }

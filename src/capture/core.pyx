@@ -155,6 +155,38 @@ cdef extern from "capture/capture.h" namespace "dtorch":
     CaptureCounters& c_counters "dtorch::counters"()
 
 
+cdef extern from *:
+    """
+    #include "capture/known_calls.h"
+
+    static pybind11::object dtorch_meta(const dtorch::TensorMeta& meta) {
+      const auto ints = [](const auto& values) {
+        return pybind11::tuple(pybind11::cast(std::vector<int64_t>(values.begin(), values.end())));
+      };
+      return pybind11::make_tuple(static_cast<int>(meta.dtype), ints(meta.sizes), ints(meta.strides),
+                                  meta.offset, meta.sharding);
+    }
+    static PyObject* dtorch_known_call(uint32_t number) {
+      const auto call = dtorch::known_call(number);
+      if (!call) return pybind11::none().release().ptr();
+      pybind11::list inputs, outputs;
+      for (const auto& meta : call->inputs) inputs.append(dtorch_meta(meta));
+      for (const auto& output : call->outputs) {
+        pybind11::list tensors;
+        const bool made = output.kind == dtorch::OutputKind::kTensor || output.kind == dtorch::OutputKind::kList;
+        for (const auto& meta : output.tensors) {
+          if (made) tensors.append(dtorch_meta(meta));
+        }
+        outputs.append(tensors);
+      }
+      return pybind11::make_tuple(call->name, inputs, outputs).release().ptr();
+    }
+    """
+    object dtorch_known_call(uint32_t number)
+    string c_operator_name "dtorch::operator_name"(uint32_t)
+    uint32_t c_number_operator "dtorch::number_operator"(const string&, const string&) except +
+
+
 cdef extern from "capture/call_site.h" namespace "dtorch":
     string c_site_text "dtorch::site_text"(uint32_t site)
     void c_add_library_folder "dtorch::add_library_folder"(const string&)
@@ -293,6 +325,29 @@ def define_mesh(uint32_t number, vector[int64_t] shape, vector[int64_t] workers)
 
 def define_sharding(uint32_t number, uint32_t mesh, vector[int64_t] placements):
     c_define_sharding(number, mesh, IntArrayRef(placements.data(), placements.size()))
+
+
+def known_call(uint32_t number):
+    """(operator, inputs, outputs) of calls with this number in their records, or None.
+
+    inputs: (dtype, sizes, strides, offset, sharding) of each distributed tensor, in the order of
+    the arguments, as the workers get them. outputs: a list of the same for each return, empty for
+    one that makes no tensor.
+    """
+    return dtorch_known_call(number)
+
+
+def number_operator(str name):
+    """The number by which records name an operator such as aten::add.Tensor.
+
+    Raises RuntimeError for one that is not registered.
+    """
+    packet, _, overload = name.partition(".")
+    return c_number_operator(packet.encode(), overload.encode())
+
+
+def operator_name(uint32_t number):
+    return c_operator_name(number).decode()
 
 
 def emit_mark():

@@ -34,11 +34,21 @@ cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
         vector[Transfer] take()
 
 cdef extern from "controller/tracer.h" namespace "dtorch" nogil:
+    cppclass NewPlan "dtorch::Tracer::NewPlan":
+        uint32_t number
+        vector[uint32_t] words
+    cppclass Rewrite "dtorch::Tracer::Rewrite":
+        uint32_t number, num_own_slots
+        vector[uint32_t] operators, regions
     cppclass TraceCounters:
         uint64_t windows, plans, replays, replayed_records, departures
     cppclass Tracer:
         Tracer(void* sender, void (*send)(void*, const Batch*, uint64_t) noexcept, cbool enabled)
-        void take(const Batch&)
+        void take(const Batch&, cbool may_hold)
+        void release()
+        cbool is_holding()
+        cbool take_new_plan(NewPlan*)
+        void rewrite(const Rewrite&)
         const TraceCounters& counters()
 
 cdef extern from *:
@@ -112,13 +122,43 @@ cdef class Controller:
         return {"windows": counters.windows, "plans": counters.plans, "replays": counters.replays,
                 "replayed_records": counters.replayed_records, "departures": counters.departures}
 
+    def new_plan(self, int64_t microseconds):
+        """(number, records as bytes) of a window that has become a plan, or None after that time."""
+        cdef NewPlan plan
+        cdef cbool found = False
+        with nogil:
+            while not found and microseconds > 0 and not self.stopping:
+                self.sending.lock()
+                found = self.tracer.take_new_plan(&plan)
+                self.sending.unlock()
+                if not found:
+                    pause_for(5000)
+                    microseconds -= 5000
+        if not found:
+            return None
+        return plan.number, (<const char*>plan.words.data())[:plan.words.size() * 4]
+
+    def rewrite(self, uint32_t number, uint32_t num_own_slots, operators, regions):
+        """Have a plan run other records in the place of some, from its next run on.
+
+        num_own_slots: for tensors that only these have. operators, regions: words, as
+        wire/record.h says of kRewritePlan.
+        """
+        cdef Rewrite rewrite
+        rewrite.number, rewrite.num_own_slots = number, num_own_slots
+        rewrite.operators, rewrite.regions = operators, regions
+        with nogil:
+            self.sending.lock()
+            self.tracer.rewrite(rewrite)
+            self.sending.unlock()
+
     def flush(self):
         """Send what there is, at once and on the calling thread: it waits for a value.
 
         One hop to another thread less than waking the controller's own.
         """
         with nogil:
-            self.send_all(&RecordQueue.get())
+            self.send_all(&RecordQueue.get(), False)
 
     def stop(self):
         """Have run() return once everything is sent and executed."""
@@ -136,7 +176,7 @@ cdef class Controller:
     cdef void loop(self) noexcept nogil:
         cdef RecordQueue* queue = &RecordQueue.get()
         cdef uint64_t pending, seen = 0
-        cdef cbool busy
+        cdef cbool busy, flush
         cdef int64_t patience = 100
         self.sent_bytes = queue.bytes_executed()
         while True:
@@ -147,6 +187,12 @@ cdef class Controller:
             pending = queue.pending_records()
             if pending == 0:
                 busy = self.executed_records < self.sent_records
+                if self.tracer.is_holding() and (queue.flush_wanted() or not busy):
+                    # The client has gone on to something else.
+                    queue.wait(200)
+                    if queue.pending_records() == 0:
+                        self.release()
+                    continue
                 if self.stopping and not busy:
                     return
                 queue.flush_done()
@@ -158,14 +204,22 @@ cdef class Controller:
             if (pending < self.gather_records and not queue.flush_wanted()
                     and self.executed_records < self.sent_records):
                 pause_for(self.gather_microseconds)
+            flush = queue.flush_wanted()
             queue.flush_done()
-            self.send_all(queue)
+            self.send_all(queue, not flush)
 
-    cdef void send_all(self, RecordQueue* queue) noexcept nogil:
+    cdef void send_all(self, RecordQueue* queue, cbool may_hold) noexcept nogil:
         cdef Batch batch
         self.sending.lock()
         while queue.take(self.window_words, &batch):
-            self.tracer.take(batch)
+            self.tracer.take(batch, may_hold)
+        if not may_hold:
+            self.tracer.release()
+        self.sending.unlock()
+
+    cdef void release(self) noexcept nogil:
+        self.sending.lock()
+        self.tracer.release()
         self.sending.unlock()
 
     # program_bytes: of the records that the batch stands for.

@@ -65,6 +65,41 @@ std::vector<uint32_t> Plan::definition() const {
   return record;
 }
 
+std::vector<uint32_t> Plan::rewrite(const std::vector<uint32_t>& own_slots,
+                                    const std::vector<uint32_t>& operators,
+                                    const std::vector<uint32_t>& regions) {
+  std::vector<uint32_t> record;
+  begin_record(Kind::kRewritePlan, number_, &record);
+  record.push_back(static_cast<uint32_t>(own_slots.size()));
+  record.insert(record.end(), own_slots.begin(), own_slots.end());
+  record.insert(record.end(), operators.begin(), operators.end());
+  record.insert(record.end(), regions.begin(), regions.end());
+  record[0] = static_cast<uint32_t>(record.size());
+  own_slots_.insert(own_slots_.end(), own_slots.begin(), own_slots.end());
+  regions_.clear();
+  for (size_t at = 0; at < regions.size(); at += 4 + 2 * regions[at + 2] + regions[at + 3]) {
+    regions_.emplace_back(regions[at], regions[at + 1]);
+    // The region's values are those of now.
+    for (uint32_t i = 0; i < regions[at + 2]; ++i) {
+      const uint32_t from = regions[at + 4 + 2 * i], to = regions[at + 5 + 2 * i];
+      auto& word = record[record.size() - regions.size() + at + 4 + 2 * regions[at + 2] + to];
+      const uint32_t bits = varying(window_.kind(from));
+      word = (word & ~bits) | (window_.words()[from] & bits);
+    }
+  }
+  return record;
+}
+
+uint32_t Plan::num_ready() const {
+  const uint32_t matched = num_matched();
+  for (const auto& [first, last] : regions_) {
+    if (first >= matched) break;
+    // One that workers have begun without the rest of it has to go on as it is.
+    if (matched < last && first >= told_records_) return first;
+  }
+  return matched;
+}
+
 void Plan::begin() {
   records_.clear();
   differs_.clear();
@@ -124,11 +159,11 @@ bool Plan::bind(uint32_t tensor, uint32_t slot, uint32_t record) {
   return true;
 }
 
-std::vector<uint32_t> Plan::replay() {
+std::vector<uint32_t> Plan::replay(uint32_t last) {
   std::vector<uint32_t> message;
   begin_record(Kind::kReplay, number_, &message);
   message.push_back(told_records_);
-  message.push_back(num_matched());
+  message.push_back(last);
   message.push_back(static_cast<uint32_t>(changed_.size()));
   for (uint32_t tensor : changed_) {
     message.push_back(tensor);
@@ -138,7 +173,7 @@ std::vector<uint32_t> Plan::replay() {
   changed_.clear();
   std::vector<Patch> patches;
   auto& words = window_.words();
-  for (uint32_t r = told_records_; r < num_matched(); ++r) {
+  for (uint32_t r = told_records_; r < last; ++r) {
     if (!differs_[r]) continue;
     const uint32_t begin = window_.offset(r), length = window_.length(r);
     const uint32_t* record = records_[r];
@@ -165,7 +200,7 @@ std::vector<uint32_t> Plan::replay() {
     for (uint32_t i = 0; i < patch.length; ++i) message.push_back(words[patch.word + i]);
   }
   message[0] = static_cast<uint32_t>(message.size());
-  told_records_ = num_matched();
+  told_records_ = last;
   return message;
 }
 

@@ -26,9 +26,15 @@ class Plan {
   uint32_t num_records() const { return window_.num_records(); }
   size_t num_words() const { return window_.words().size(); }
   const std::vector<uint32_t>& own_slots() const { return own_slots_; }
+  const std::vector<uint32_t>& words() const { return window_.words(); }
   const uint32_t* first_record() const { return window_.words().data(); }
   // The record that tells workers of this plan.
   std::vector<uint32_t> definition() const;
+  // The record that puts others in the place of some. own_slots: for the tensors that only those
+  // have; operators, regions: as Kind::kRewritePlan has them. Not while the program follows the plan.
+  std::vector<uint32_t> rewrite(const std::vector<uint32_t>& own_slots,
+                                const std::vector<uint32_t>& operators,
+                                const std::vector<uint32_t>& regions);
 
   // ---- one run: begin, then match record by record, telling the workers now and then ------------
   void begin();
@@ -37,8 +43,10 @@ class Plan {
   uint32_t num_matched() const { return static_cast<uint32_t>(records_.size()); }
   uint32_t num_told() const { return told_records_; }
   bool is_complete() const { return num_matched() == num_records(); }
-  // The record that has workers run what is matched and not told yet.
-  std::vector<uint32_t> replay();
+  // How far workers may run: not into the midst of a region that has other records in its place.
+  uint32_t num_ready() const;
+  // The record that has workers run the matched records up to this one, but for those told.
+  std::vector<uint32_t> replay(uint32_t last);
   // The matched records, as the program wrote them.
   const std::vector<const uint32_t*>& matched() const { return records_; }
   // Ends a run that went another way: where workers hold temporaries that the program still has,
@@ -65,6 +73,7 @@ class Plan {
 
   const uint32_t number_;
   Window window_;  // its words are those that workers have
+  std::vector<std::pair<uint32_t, uint32_t>> regions_;
   std::vector<uint32_t> own_slots_;
   std::vector<uint32_t> own_slot_;  // by tensor; Window::kNone for what is no temporary
   std::vector<uint32_t> told_;      // by tensor: the slot that workers know

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "wire/reader.h"
 
@@ -42,7 +43,7 @@ uint64_t token_of(const uint32_t* record) {
 
 }  // namespace
 
-void Tracer::take(const Batch& batch) {
+void Tracer::take(const Batch& batch, bool may_hold) {
   if (!enabled_) {
     send_(sender_, &batch, batch.bytes());
     return;
@@ -56,8 +57,12 @@ void Tracer::take(const Batch& batch) {
     ++record_number_;
   }
   send_plain(batch.end);
-  if (following_ != nullptr) send_replay();
+  if (following_ != nullptr) send_replay(may_hold ? following_->num_ready() : following_->num_matched());
   batch_ = nullptr;
+}
+
+void Tracer::release() {
+  if (following_ != nullptr) send_replay(following_->num_matched());
 }
 
 void Tracer::take_record(const uint32_t* record) {
@@ -106,7 +111,6 @@ bool Tracer::begin_plan(const uint32_t* record) {
     if (std::none_of(numbers.begin(), numbers.end(), begins)) continue;
     send_plain(record);
     untold_first_ = record_number_;
-    untold_bytes_ = uint64_t{record[0]} * 4;
     held_.assign(1, *batch_);
     at_beginning_ = false;
     return true;
@@ -117,13 +121,12 @@ bool Tracer::begin_plan(const uint32_t* record) {
 // Takes the record if it is one of a plan's.
 bool Tracer::follow(const uint32_t* record) {
   if (!following_->match(record)) {
-    send_replay();
+    send_replay(following_->num_matched());
     if (!switch_plan(record)) {
       leave_plan();
       return false;
     }
   }
-  untold_bytes_ += uint64_t{record[0]} * 4;
   if (following_->is_complete()) finish_plan();
   return true;
 }
@@ -148,7 +151,7 @@ bool Tracer::switch_plan(const uint32_t* record) {
 }
 
 void Tracer::finish_plan() {
-  send_replay();
+  send_replay(following_->num_matched());
   ++counters_.windows;
   ++counters_.replays;
   following_->last_used = ++clock_;
@@ -159,22 +162,27 @@ void Tracer::finish_plan() {
     if (next.size() > kMostSuccessors) next.pop_back();
   }
   previous_ = following_->number();
+  stop_following();
+  at_beginning_ = true;
+}
+
+void Tracer::stop_following() {
   following_ = nullptr;
   held_.clear();
-  at_beginning_ = true;
+  for (const auto& waiting : std::exchange(rewrites_, {})) rewrite(waiting);
 }
 
 // The rest of the window goes the general way, and the whole may become a plan too.
 void Tracer::leave_plan() {
   ++counters_.departures;
   const auto matched = following_->matched();
+  const auto held = std::move(held_);
   send_moves(following_->leave());
-  following_ = nullptr;
+  stop_following();
   for (const uint32_t* record : matched) {
     window_.append(record, record + record[0]);
     tokens_.push_back(window_.last_token());
   }
-  held_.clear();
 }
 
 // ---- learning -----------------------------------------------------------------------------------
@@ -192,7 +200,7 @@ void Tracer::learn(const uint32_t* record) {
   const uint32_t records = window_.num_records();
   if (ends_window(kind) || (records >= kShortestCut && cuts_.count(window_.last_token()) > 0)) {
     finish_window();
-  } else if (records >= kLongest || (records % kLookForLoop == 0 && is_loop())) {
+  } else if (records >= kLongest || (records > 0 && records % kLookForLoop == 0 && is_loop())) {
     choose_cut();
     can_be_plan_ = false;
     finish_window();
@@ -232,22 +240,15 @@ void Tracer::choose_cut() {
 
 uint32_t Tracer::make_plan() {
   std::vector<uint32_t> slots(Plan::num_temporaries(window_));
-  for (auto& slot : slots) {
-    if (own_slots_.empty()) {
-      // Not one that the program has had: records of that may still be in the queue.
-      slot = RecordQueue::get().reserve_slot();
-    } else {
-      slot = own_slots_.back();
-      own_slots_.pop_back();
-    }
-  }
-  if (!slots.empty() && slots.back() == kNoSlot) return kNoPlan;
+  if (!take_own_slots(&slots)) return kNoPlan;
   const uint32_t number = next_number_++;
   const uint64_t first = token_of(window_.words().data());
   auto plan = std::make_unique<Plan>(number, std::move(window_), std::move(slots));
   plan->last_used = ++clock_;
   num_words_ += plan->num_words();
   send_message(plan->definition(), unsent_first(), 0, 0);
+  if (new_plans_.size() >= kMostPlans) new_plans_.pop_front();
+  new_plans_.push_back({number, plan->words()});
   by_first_[first].push_back(number);
   plans_[number] = std::move(plan);
   previous_ = number;
@@ -259,6 +260,41 @@ uint32_t Tracer::make_plan() {
     forget_plan(oldest->first);
   }
   return number;
+}
+
+// False: there are not as many slots.
+bool Tracer::take_own_slots(std::vector<uint32_t>* slots) {
+  for (auto& slot : *slots) {
+    if (own_slots_.empty()) {
+      // Not one that the program has had: records of that may still be in the queue.
+      slot = RecordQueue::get().reserve_slot();
+      if (slot == kNoSlot) return false;
+    } else {
+      slot = own_slots_.back();
+      own_slots_.pop_back();
+    }
+  }
+  return true;
+}
+
+bool Tracer::take_new_plan(NewPlan* plan) {
+  if (new_plans_.empty()) return false;
+  *plan = std::move(new_plans_.front());
+  new_plans_.pop_front();
+  return true;
+}
+
+void Tracer::rewrite(const Rewrite& rewrite) {
+  auto found = plans_.find(rewrite.number);
+  if (found == plans_.end()) return;
+  Plan* plan = found->second.get();
+  if (plan == following_) {
+    rewrites_.push_back(rewrite);
+    return;
+  }
+  std::vector<uint32_t> slots(rewrite.num_own_slots);
+  if (!take_own_slots(&slots)) return;
+  send_message(plan->rewrite(slots, rewrite.operators, rewrite.regions), unsent_first(), 0, 0);
 }
 
 void Tracer::forget_plan(uint32_t number) {
@@ -282,13 +318,17 @@ void Tracer::send_plain(const uint32_t* end) {
   send_(sender_, &batch, batch.bytes());
 }
 
-void Tracer::send_replay() {
-  const uint32_t count = following_->num_matched() - following_->num_told();
-  if (count == 0) return;
-  send_message(following_->replay(), untold_first_, count, untold_bytes_);
-  counters_.replayed_records += count;
-  untold_first_ += count;
-  untold_bytes_ = 0;
+// Has workers run what was matched, up to this record.
+void Tracer::send_replay(uint32_t last) {
+  const uint32_t first = following_->num_told();
+  if (last > first) {
+    uint64_t bytes = 0;
+    for (uint32_t r = first; r < last; ++r) bytes += uint64_t{following_->matched()[r][0]} * 4;
+    send_message(following_->replay(last), untold_first_, last - first, bytes);
+    counters_.replayed_records += last - first;
+    untold_first_ += last - first;
+  }
+  holding_.store(following_->num_matched() > following_->num_told(), std::memory_order_relaxed);
 }
 
 void Tracer::send_moves(const Plan::Moves& moves) {

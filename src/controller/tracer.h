@@ -12,7 +12,9 @@
 // low-bandwidth network file system, SOSP 2001).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
@@ -38,8 +40,26 @@ class Tracer {
 
   Tracer(void* sender, Send send, bool enabled) : sender_(sender), send_(send), enabled_(enabled) {}
 
-  // Sends all that `batch` says.
-  void take(const Batch& batch);
+  // Sends what `batch` says. may_hold: a part may wait until more is known of what follows.
+  void take(const Batch& batch, bool may_hold);
+  // Sends what waits.
+  void release();
+  bool is_holding() const { return holding_; }
+
+  // A window that has become a plan, for whoever may find a better way to run it.
+  struct NewPlan {
+    uint32_t number = 0;
+    std::vector<uint32_t> words;
+  };
+  bool take_new_plan(NewPlan* plan);
+  // Puts other records in the place of some of a plan's, from its next run on; see Plan::rewrite.
+  struct Rewrite {
+    uint32_t number;  // of the plan
+    uint32_t num_own_slots;
+    std::vector<uint32_t> operators, regions;
+  };
+  void rewrite(const Rewrite& rewrite);
+
   const TraceCounters& counters() const { return counters_; }
 
  private:
@@ -60,6 +80,7 @@ class Tracer {
   bool switch_plan(const uint32_t* record);
   void finish_plan();
   void leave_plan();
+  void stop_following();
   void learn(const uint32_t* record);
   void finish_window();
   bool is_loop() const;
@@ -68,7 +89,8 @@ class Tracer {
   void forget_plan(uint32_t number);
 
   void send_plain(const uint32_t* end);
-  void send_replay();
+  void send_replay(uint32_t last);
+  bool take_own_slots(std::vector<uint32_t>* slots);
   void send_moves(const Plan::Moves& moves);
   void send_message(const std::vector<uint32_t>& message, uint64_t first, uint32_t records,
                     uint64_t program_bytes);
@@ -101,8 +123,11 @@ class Tracer {
 
   Plan* following_ = nullptr;
   uint64_t untold_first_ = 0;  // number of the first record that it has matched and not told
-  uint64_t untold_bytes_ = 0;
   std::vector<Batch> held_;  // the memory of what following_ has matched
+  std::atomic<bool> holding_{false};
+  std::deque<NewPlan> new_plans_;
+  // Those that wait for the end of a run.
+  std::vector<Rewrite> rewrites_;
   uint32_t previous_ = kNoPlan;  // the plan of the window before
 };
 

@@ -44,6 +44,8 @@ enum class Kind : uint16_t {
   kReplay = 16,       // word 2: plan; first and last record; slots and values that changed
   kMoveSlots = 17,    // pairs: a slot, and an empty one that takes what it holds
   kForgetPlan = 18,   // word 2: number
+  kRewritePlan = 19,  // word 2: number; slots for new tensors, operators, then regions: the
+                      // records of the plan from one to another, and what takes their place
 };
 
 enum class Tag : uint8_t {

@@ -70,6 +70,14 @@ class Classifier {
         break;
       }
       case Kind::kMark: break;
+      case Kind::kMoveSlots:  // a pass may put them into a plan
+        while (!reader_.done()) {
+          mark(WordKind::kUse);
+          reader_.word();
+          mark(WordKind::kDefine);
+          reader_.word();
+        }
+        break;
       default: Reader::fail("a record that can't be part of a window");
     }
   }
@@ -184,7 +192,8 @@ uint32_t program_records(const uint32_t* record) {
   switch (static_cast<Kind>(record[1] & 0xffff)) {
     case Kind::kDefinePlan:
     case Kind::kMoveSlots:
-    case Kind::kForgetPlan: return 0;
+    case Kind::kForgetPlan:
+    case Kind::kRewritePlan: return 0;
     case Kind::kReplay: {
       // The worker that runs it checks whether the plan has as many.
       if (record[0] < kHeaderWords + 2) return 0;

@@ -33,10 +33,24 @@ struct BoundOperator {
   std::vector<Output> outputs;
 };
 
-struct WorkerPlan {
+// Records that a plan runs.
+struct Stretch {
   Window window;
-  std::vector<uint32_t> slots;  // by tensor of the window: where it lies on this worker
+  std::vector<uint32_t> tensors;  // by tensor of the window: which it is of the plan's
   std::vector<BoundOperator> operators;  // one a record
+};
+
+// Records that take the place of some of the program's.
+struct Region {
+  uint32_t first, last;  // of the program's, in the plan
+  Stretch stretch;
+  std::vector<std::pair<uint32_t, uint32_t>> values;  // word of the plan, word of the stretch
+};
+
+struct WorkerPlan {
+  Stretch stretch;  // the program's own records
+  std::vector<Region> regions;  // in order
+  std::vector<uint32_t> slots;  // by tensor: where it lies on this worker
   std::vector<uint32_t> written;  // a record with this run's slots
 };
 
@@ -47,27 +61,93 @@ inline WorkerPlan& known_plan(WorkerState& state, uint32_t number) {
   return *state.plans[number];
 }
 
+// Takes a stretch's records off a reader. tensors: how many there are for them to name by number;
+// null for records that name the program's own slots.
+inline void read_records(Reader& reader, uint32_t words, const size_t* tensors, Stretch* stretch) {
+  reader.need(words);
+  const uint32_t* at = reader.position();
+  const uint32_t* end = at + words;
+  for (uint32_t i = 0; i < words; ++i) reader.word();
+  for (; at < end; at += *at) {
+    Reader::record(at, end);  // checks its length
+    stretch->window.append(at, at + *at);
+  }
+  const auto& lives = stretch->window.lives();
+  for (uint32_t tensor = 0; tensor < lives.size(); ++tensor) {
+    stretch->tensors.push_back(tensors == nullptr ? tensor : lives[tensor].slot);
+    if (tensors != nullptr && lives[tensor].slot >= *tensors) Reader::fail("a tensor that the plan does not have");
+  }
+  stretch->operators.resize(stretch->window.num_records());
+}
+
+inline std::vector<uint32_t> read_slots(Reader& reader) {
+  std::vector<uint32_t> slots;
+  const uint32_t count = reader.word();
+  reader.need(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    slots.push_back(reader.word());
+    if (slots.back() >= kMaxSlots) Reader::fail("a slot number beyond the last");
+  }
+  return slots;
+}
+
 inline void define_plan(WorkerState& state, Reader& reader, uint32_t number) {
   if (number >= kMostPlans) Reader::fail("a plan number beyond the last");
   auto plan = std::make_shared<WorkerPlan>();
-  const uint32_t num_own = reader.word();
-  reader.need(num_own);
-  std::vector<uint32_t> own(num_own);
-  for (auto& slot : own) slot = reader.word();
-  while (!reader.done()) {
-    const uint32_t* record = reader.position();
-    const uint32_t words = Reader::record(record, record + reader.left()).words();
-    plan->window.append(record, record + words);
-    for (uint32_t i = 0; i < words; ++i) reader.word();
-  }
+  const auto own = read_slots(reader);
+  read_records(reader, static_cast<uint32_t>(reader.left()), nullptr, &plan->stretch);
   size_t next = 0;
-  for (const auto& life : plan->window.lives()) {
+  for (const auto& life : plan->stretch.window.lives()) {
     if (life.is_temporary() && next >= own.size()) Reader::fail("a plan with too few slots");
     plan->slots.push_back(life.is_temporary() ? own[next++] : life.slot);
   }
-  plan->operators.resize(plan->window.num_records());
   if (number >= state.plans.size()) state.plans.resize(number + 16);
   state.plans[number] = std::move(plan);
+}
+
+// Puts other records in the place of some. Their tensors are numbered as the plan's; new ones
+// follow.
+inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
+  WorkerPlan& plan = known_plan(state, number);
+  const auto& window = plan.stretch.window;
+  const auto own = read_slots(reader);
+  // Those that the program itself may not have called.
+  for (uint32_t left = reader.word(); left > 0; --left) {
+    const uint32_t op = reader.word();
+    define_operator(state, reader, op);
+  }
+  auto slots = plan.slots;
+  slots.resize(window.lives().size());  // without those of an earlier rewriting
+  slots.insert(slots.end(), own.begin(), own.end());
+  const size_t num_tensors = slots.size();
+  std::vector<Region> regions;
+  uint32_t done = 0;
+  while (!reader.done()) {
+    Region region;
+    region.first = reader.word();
+    region.last = reader.word();
+    if (region.first < done || region.last <= region.first || region.last > window.num_records()) {
+      Reader::fail("a region that the plan does not have");
+    }
+    done = region.last;
+    const uint32_t num_values = reader.word(), num_words = reader.word();
+    reader.need(uint64_t{num_values} * 2);
+    for (uint32_t i = 0; i < num_values; ++i) {
+      const uint32_t from = reader.word();
+      region.values.emplace_back(from, reader.word());
+    }
+    read_records(reader, num_words, &num_tensors, &region.stretch);
+    for (const auto& [from, to] : region.values) {
+      if (from >= window.words().size() || to >= region.stretch.window.words().size() ||
+          is_slot(region.stretch.window.kind(to)) || region.stretch.window.kind(to) == WordKind::kFixed) {
+        Reader::fail("a value that the plan does not have");
+      }
+    }
+    std::sort(region.values.begin(), region.values.end());
+    regions.push_back(std::move(region));
+  }
+  plan.slots = std::move(slots);
+  plan.regions = std::move(regions);
 }
 
 inline void forget_plan(WorkerState& state, uint32_t number) {
@@ -87,6 +167,27 @@ inline void move_slots(WorkerState& state, Reader& reader) {
   }
 }
 
+inline void set_value(Stretch& stretch, uint32_t word, uint32_t value) {
+  const WordKind kind = stretch.window.kind(word);
+  if (kind != WordKind::kValue && kind != WordKind::kValuePayload) Reader::fail("a change of what makes the plan");
+  auto& known = stretch.window.words()[word];
+  known = (known & ~varying(kind)) | (value & varying(kind));
+  auto& changed = stretch.operators[stretch.window.record_of(word)];
+  if (changed.state == BoundOperator::State::kBound) changed.state = BoundOperator::State::kStale;
+}
+
+inline void set_value(WorkerPlan& plan, uint64_t word, uint32_t value) {
+  if (word >= plan.stretch.window.words().size()) Reader::fail("a change beyond the end of the plan");
+  set_value(plan.stretch, static_cast<uint32_t>(word), value);
+  for (auto& region : plan.regions) {
+    auto copy = std::lower_bound(region.values.begin(), region.values.end(),
+                                 std::pair(static_cast<uint32_t>(word), 0u));
+    for (; copy != region.values.end() && copy->first == word; ++copy) {
+      set_value(region.stretch, copy->second, value);
+    }
+  }
+}
+
 // Takes in what has changed since the last run.
 inline void update_plan(WorkerPlan& plan, Reader& reader) {
   const uint32_t num_slots = reader.word();
@@ -97,7 +198,6 @@ inline void update_plan(WorkerPlan& plan, Reader& reader) {
     if (slot >= kMaxSlots) Reader::fail("a slot number beyond the last");
     plan.slots[tensor] = slot;
   }
-  auto& words = plan.window.words();
   while (!reader.done()) {
     const uint64_t first = reader.word();
     const uint32_t length = reader.word() >> 24;
@@ -107,46 +207,33 @@ inline void update_plan(WorkerPlan& plan, Reader& reader) {
     const uint32_t* values = reader.position();
     for (uint32_t i = 0; i < length; ++i) reader.word();
     for (uint32_t k = 0; k < repeats; ++k) {
-      for (uint32_t i = 0; i < length; ++i) {
-        const uint64_t word = first + uint64_t{k} * stride + i;
-        if (word >= words.size()) Reader::fail("a change beyond the end of the plan");
-        const WordKind kind = plan.window.kind(static_cast<uint32_t>(word));
-        if (kind != WordKind::kValue && kind != WordKind::kValuePayload) {
-          Reader::fail("a change of what makes the plan");
-        }
-        words[word] = (words[word] & ~varying(kind)) | (values[i] & varying(kind));
-      }
-      if (length > 0) {
-        const auto record = plan.window.record_of(static_cast<uint32_t>(first + uint64_t{k} * stride));
-        auto& changed = plan.operators[record];
-        if (changed.state == BoundOperator::State::kBound) changed.state = BoundOperator::State::kStale;
-      }
+      for (uint32_t i = 0; i < length; ++i) set_value(plan, first + uint64_t{k} * stride + i, values[i]);
     }
   }
 }
 
 // Writes a record out with this run's slots, as a batch would have it.
-inline Reader written_record(WorkerPlan& plan, uint32_t record) {
-  const uint32_t begin = plan.window.offset(record), length = plan.window.length(record);
-  const auto& words = plan.window.words();
+inline Reader written_record(WorkerPlan& plan, const Stretch& stretch, uint32_t record) {
+  const auto& window = stretch.window;
+  const uint32_t begin = window.offset(record), length = window.length(record);
+  const auto& words = window.words();
   plan.written.assign(words.begin() + begin, words.begin() + begin + length);
   for (uint32_t w = 0; w < length; ++w) {
-    const WordKind kind = plan.window.kind(begin + w);
+    const WordKind kind = window.kind(begin + w);
     if (!is_slot(kind)) continue;
-    const uint32_t slot = plan.slots[plan.window.tensor(begin + w)];
+    const uint32_t slot = plan.slots[stretch.tensors[window.tensor(begin + w)]];
     plan.written[w] = (plan.written[w] & ~varying(kind)) | slot;
   }
   return Reader::record(plan.written.data(), plan.written.data() + length);
 }
 
 // Decodes what stays the same from run to run.
-inline void bind_operator(WorkerState& state, WorkerPlan& plan, uint32_t record, BoundOperator* bound) {
+inline void bind_operator(WorkerState& state, const Stretch& stretch, uint32_t record, BoundOperator* bound) {
   *bound = BoundOperator();
   bound->state = BoundOperator::State::kGeneral;
-  const auto& words = plan.window.words();
-  const uint32_t begin = plan.window.offset(record);
-  const uint32_t* at = words.data() + begin;
-  Reader reader = Reader::record(at, at + plan.window.length(record));
+  const auto& words = stretch.window.words();
+  const uint32_t* at = words.data() + stretch.window.offset(record);
+  Reader reader = Reader::record(at, at + stretch.window.length(record));
   const uint32_t count = reader.count() & (kShardedOperator - 1);
   const bool sharded = (reader.count() & kShardedOperator) != 0;
   const auto& schema = state.op(reader.number()).handle->schema();
@@ -154,7 +241,7 @@ inline void bind_operator(WorkerState& state, WorkerPlan& plan, uint32_t record,
   reader.word();
   if (count != schema.arguments().size()) return;  // the general way says so
   const auto tensor_at = [&](const uint32_t* word) {
-    return plan.window.tensor(static_cast<uint32_t>(word - words.data()));
+    return stretch.tensors[stretch.window.tensor(static_cast<uint32_t>(word - words.data()))];
   };
   for (uint32_t a = 0; a < count; ++a) {
     const Tag tag = reader.peek();
@@ -255,20 +342,20 @@ inline void put_results(WorkerState& state, const WorkerPlan& plan, const BoundO
 }
 
 // Runs an operator of a plan. False: it has to go the general way.
-inline bool run_bound(WorkerState& state, WorkerPlan& plan, uint32_t record) {
-  auto& bound = plan.operators[record];
-  if (C10_UNLIKELY(bound.state == BoundOperator::State::kStale)) bind_operator(state, plan, record, &bound);
+inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, uint32_t record) {
+  auto& bound = stretch.operators[record];
+  if (C10_UNLIKELY(bound.state == BoundOperator::State::kStale)) bind_operator(state, stretch, record, &bound);
   if (bound.state == BoundOperator::State::kGeneral) return false;
   if (C10_UNLIKELY(!state.spoiled.empty()) || C10_UNLIKELY(!take_tensors(state, plan, bound))) {
     state.stack.clear();
     return false;
   }
-  const uint32_t* header = plan.window.words().data() + plan.window.offset(record);
+  const uint32_t* header = stretch.window.words().data() + stretch.window.offset(record);
   state.site = header[3];
   if (state.notes_flight) flight_record().note(header[2], state.site);
   FailurePtr failure;
   if (C10_UNLIKELY(!call_kernel(state, state.op(header[2]), &failure))) {
-    Reader reader = written_record(plan, record);
+    Reader reader = written_record(plan, stretch, record);
     const uint32_t count = reader.count(), number = reader.number();
     reader.enter();
     reader.word();
@@ -283,23 +370,40 @@ inline bool run_bound(WorkerState& state, WorkerPlan& plan, uint32_t record) {
   return true;
 }
 
-// Runs a part of a plan. `general` executes the record that it is given.
+// Runs one of a plan's records. `general` executes the record that it is given.
+template <class General>
+void run_record(WorkerState& state, WorkerPlan& plan, Stretch& stretch, uint32_t record, General&& general) {
+  const auto kind = static_cast<Kind>(stretch.window.words()[stretch.window.offset(record) + 1] & 0xffff);
+  if (kind == Kind::kMark || (kind == Kind::kOperator && run_bound(state, plan, stretch, record))) return;
+  written_record(plan, stretch, record);
+  general(plan.written);
+}
+
+// Runs a part of a plan: what takes the place of the records in it, where that is all in it.
 template <class General>
 void replay(WorkerState& state, Reader& reader, uint32_t number, General&& general) {
   WorkerPlan& plan = known_plan(state, number);
   const uint32_t first = reader.word(), last = reader.word();
-  if (first > last || last > plan.window.num_records()) Reader::fail("a part that the plan does not have");
+  if (first > last || last > plan.stretch.window.num_records()) Reader::fail("a part that the plan does not have");
   update_plan(plan, reader);
-  const auto& words = plan.window.words();
+  auto region = std::lower_bound(plan.regions.begin(), plan.regions.end(), first,
+                                 [](const Region& region, uint32_t record) { return region.first < record; });
   const uint64_t before = state.record;
-  for (uint32_t record = first; record < last && !state.stopped; ++record) {
+  for (uint32_t record = first; record < last && !state.stopped;) {
     state.record = before + (record - first);
-    const uint32_t begin = plan.window.offset(record);
-    const auto kind = static_cast<Kind>(words[begin + 1] & 0xffff);
-    if (kind == Kind::kOperator && run_bound(state, plan, record)) continue;
-    if (kind == Kind::kMark) continue;
-    written_record(plan, record);
-    general(plan.written);
+    if (region != plan.regions.end() && region->first == record) {
+      if (region->last <= last) {
+        for (uint32_t r = 0; r < region->stretch.window.num_records(); ++r) {
+          run_record(state, plan, region->stretch, r, general);
+        }
+        record = region->last;
+        ++region;
+        continue;
+      }
+      ++region;
+    }
+    run_record(state, plan, plan.stretch, record, general);
+    ++record;
   }
   state.record = before;
 }

@@ -33,6 +33,7 @@ cdef extern from "wire/reader.h" namespace "dtorch" nogil:
         kReplay
         kMoveSlots
         kForgetPlan
+        kRewritePlan
 
     cppclass Reader:
         Reader(const uint32_t*, const uint32_t*)
@@ -76,6 +77,7 @@ cdef extern from "wire/window.h" namespace "dtorch" nogil:
 cdef extern from "worker/plan.h" namespace "dtorch" nogil:
     void define_plan(WorkerState&, Reader&, uint32_t)
     void forget_plan(WorkerState&, uint32_t)
+    void rewrite_plan(WorkerState&, Reader&, uint32_t)
     void move_slots(WorkerState&, Reader&)
 
 cdef extern from "worker/python_kernel.h" namespace "dtorch" nogil:
@@ -193,6 +195,8 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
         define_plan(state[0], reader, number)
     elif kind == Kind.kMoveSlots:
         move_slots(state[0], reader)
+    elif kind == Kind.kRewritePlan:
+        rewrite_plan(state[0], reader, number)
     elif kind == Kind.kForgetPlan:
         forget_plan(state[0], number)
     elif kind == Kind.kShutdown:
