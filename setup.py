@@ -14,8 +14,9 @@ One extension a concern. Each may link the files of those before it that it name
 
 The last two are left out without an mpicc.
 
-Settings: MPICC (the compiler wrapper to ask), DTORCH_DEBUG=1 (assertions and debug
-symbols), DTORCH_SANITIZE=address (AddressSanitizer).
+Settings: MPICC (the compiler wrapper to ask), DTORCH_DEBUG=1 (debug symbols, less
+optimization, and the C++ library's assertions: each index of a vector is checked),
+DTORCH_SANITIZE=address (AddressSanitizer).
 """
 
 import os
@@ -68,7 +69,8 @@ def extension(name, files, compile_flags=(), link_flags=(), links=()):
     sanitize = os.environ.get("DTORCH_SANITIZE")
     cxx = ["-std=c++20", "-g1", "-fvisibility=default", "-Wall", "-Wno-sign-compare",
            "-Wno-unused-function", "-Wno-unused-variable", "-Wno-cpp", "-Wno-attributes"]
-    cxx += ["-O1", "-g", "-DDTORCH_DEBUG"] if debug else ["-O2", "-DNDEBUG"]
+    # NDEBUG stays, as in LibTorch's wheels: its headers lay out some classes by it.
+    cxx += ["-DNDEBUG", *(["-O1", "-g", "-D_GLIBCXX_ASSERTIONS"] if debug else ["-O2"])]
     link = []
     if sanitize:
         cxx.append(f"-fsanitize={sanitize}")

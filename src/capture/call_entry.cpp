@@ -104,9 +104,16 @@ void find_resized(const OperatorInfo& info, const c10::IValue* arguments, const 
   }
 }
 
-// The meta kernels give a norm's statistics another dtype than the CPU's kernels: those keep
-// float32 where the weights are float32, and the input's dtype otherwise.
-void set_norm_dtypes(const OperatorInfo& info, const Stack& arguments, Stack* results) {
+// The meta kernels give some statistics another dtype than the CPU's kernels.
+void set_statistics_dtypes(const OperatorInfo& info, const Stack& arguments, Stack* results) {
+  if (info.name == "aten::_scaled_dot_product_flash_attention_for_cpu") {
+    // torch 2.11's says float32 for all.
+    if (arguments[0].toTensor().scalar_type() == at::kDouble) {
+      (*results)[1] = (*results)[1].toTensor().to(at::kDouble);
+    }
+    return;
+  }
+  // A norm's are float32 where the weights are float32, and of the input's dtype otherwise.
   if (info.name != "aten::native_layer_norm" && info.name != "aten::native_group_norm") return;
   const size_t weight = info.name == "aten::native_layer_norm" ? 2 : 1;
   if (!info.overload.empty()) return;
@@ -256,7 +263,7 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
     return false;
   }
   if (info.writes) find_resized(info, arguments, called_with, resized);
-  set_norm_dtypes(info, stand_ins(info, arguments, c10::kMeta), &stack);
+  set_statistics_dtypes(info, stand_ins(info, arguments, c10::kMeta), &stack);
   const Stack given = stand_ins(info, arguments, c10::kMeta);
   entry->outputs.resize(info.returns.size());
   for (size_t r = 0; r < info.returns.size(); ++r) {

@@ -1,7 +1,6 @@
 #include "collectives/exchange.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cstring>
 #include <sstream>
 #include <utility>
@@ -59,7 +58,7 @@ Exchange::Exchange(int num_members) : works_(num_members), num_members_(num_memb
 const Request& Exchange::request(int place) const { return works_[place]->request_; }
 
 bool Exchange::join(int place, const c10::intrusive_ptr<ThreadWork>& work) {
-  assert(!works_[place]);
+  TORCH_INTERNAL_ASSERT(!works_[place]);
   works_[place] = work;
   ++num_joined_;
   return is_full();

@@ -481,7 +481,13 @@ void answer(WorkerState& state, const WorkerLink& link, Reader& reader, Make&& m
     reply.failure = make_failure(state, "reading a value: " + message_of(error));
     mark_reported(state, reply.failure);
   }
-  if (owed && !link.reply(link.self, &promise, &reply)) Reader::fail("a promise of a wild place");
+  if (!owed || link.reply(link.self, &promise, &reply)) return;
+  if (reply.value.defined()) {
+    reply = Reply();
+    reply.failure = make_failure(state, "reading a value: it is larger than its reader expects");
+    if (link.reply(link.self, &promise, &reply)) return mark_reported(state, reply.failure);
+  }
+  Reader::fail("a promise of a wild place");
 }
 
 inline bool read_slot(WorkerState& state, Reader& reader, uint32_t number, Reply* reply) {

@@ -257,6 +257,11 @@ def test_attention(attend):
     same_with_gradients(attend, Q, K, V, rtol=1e-4, atol=1e-5)
 
 
+def test_attention_in_double_precision():
+    inputs = [x.detach().double().requires_grad_() for x in (Q, K, V)]
+    same_with_gradients(F.scaled_dot_product_attention, *inputs)
+
+
 def test_attention_bias_has_a_gradient():
     same_with_gradients(
         lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias),

@@ -2,9 +2,9 @@
 
 import struct
 
-DEFINE_MESH, GET, SYNC, DESCRIBE, PYTHON_KERNEL = 5, 8, 9, 11, 12
+DEFINE_MESH, UPLOAD, GET, SYNC, DESCRIBE, PYTHON_KERNEL = 5, 7, 8, 9, 11, 12
 OUTPUT = 19 << 24
-SHARED = 1  # home of a promise
+SHARED, NETWORK = 1, 2  # homes of a promise
 
 
 def record(kind, *values, number=0, count=0):

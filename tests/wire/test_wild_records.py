@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from launching import run_job
-from records import OUTPUT, PYTHON_KERNEL, int_list, integer, record, text
+from records import OUTPUT, PYTHON_KERNEL, UPLOAD, int_list, integer, record, text
 
 from dtorch_mpi import _collectives, _transport, _worker
 from dtorch_mpi.kernels import kernel
@@ -38,8 +38,25 @@ def test_a_kernel_whose_name_is_no_text(worker):
     assert worker.num_failures == 1
 
 
-def test_a_promise_outside_of_rank_0s_memory():
+def small_upload(slot):
+    return record(UPLOAD, integer(3), int_list(1), int_list(1), 0, text(bytes(4)), number=slot)
+
+
+def test_slots_far_beyond_the_table(worker):
+    for slot in 1 << 16, 1 << 20, (1 << 24) - 1, 1 << 24, (1 << 32) - 1:
+        failures = worker.num_failures
+        assert worker.execute_bytes(small_upload(slot))
+        assert worker.num_failures == failures + 1, slot
+    # As rank 0 hands numbers out: none lies far beyond those in use.
+    for slot in (1 << 16) - 1, (1 << 17) - 1, (3 << 16) - 1:
+        failures = worker.num_failures
+        assert worker.execute_bytes(small_upload(slot))
+        assert worker.num_failures == failures, slot
+
+
+@pytest.mark.parametrize("script", ["wild_promises", "wild_replies", "wild_transfers", "wild_sizes"])
+def test_what_comes_over_mpi(script):
     folder = Path(__file__).parent
-    ended = run_job(folder / "wild_promises.py", launcher="mpirun", workers=1)
+    ended = run_job(folder / f"{script}.py", launcher="mpirun", workers=1)
     assert ended.code == 0, ended.out + ended.err
     assert ended.out == "all answered\n"

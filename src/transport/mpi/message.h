@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -23,9 +24,11 @@ namespace dtorch {
 
 constexpr int kTagBatch = 1;
 constexpr int kTagProgress = 2;
-constexpr int kTagTransfer = 100;       // + number % kTagRange
-constexpr int kTagReply = 100 + 12000;  // + promise % kTagRange; MPI allows 32767 at least
-constexpr int kTagRange = 12000;
+constexpr int kTagTransfer = 3;  // in the order of their numbers
+constexpr int kTagAsk = 4;       // a worker asks whether a transfer is on its way
+constexpr int kTagSent = 5;      // the answer
+constexpr int kTagReply = 100;   // + promise % kTagRange; MPI allows 32767 at least
+constexpr int kTagRange = 32000;
 constexpr size_t kPiece = size_t{1} << 30;  // one message; MPI counts are ints
 constexpr size_t kInline = 64 * 1024;       // a reply's data up to here is in its first message
 constexpr size_t kTextBytes = 4096;
@@ -40,10 +43,16 @@ struct TensorHeader {
   int32_t worker = 0;
   uint32_t text_bytes = 0, host_bytes = 0;
   uint32_t padding = 0;
-  uint64_t record = 0;
+  uint64_t record = 0;    // of a failure; of a transfer, its number
   uint64_t nbytes = 0;
   int64_t sizes[kMaxDims];
   int64_t strides[kMaxDims];
+};
+
+// Rank 0's answer to kTagAsk.
+struct Sent {
+  uint64_t number = 0;  // that was asked about
+  uint64_t end = 0;     // the lowest number that has not been sent
 };
 
 // The first message of a reply whose value has `nbytes`: header and data, or header and texts.
@@ -114,8 +123,10 @@ class Outbox {
 };
 
 // Header and data of a dense tensor (undefined: this rank has no part) as messages.
-inline void post_tensor(Outbox& outbox, const at::Tensor& tensor, int rank, int tag, MPI_Comm comm) {
+inline void post_transfer(Outbox& outbox, uint64_t number, const at::Tensor& tensor, int rank,
+                          MPI_Comm comm) {
   TensorHeader header{};
+  header.record = number;
   header.status = tensor.defined() ? TensorHeader::kValue : TensorHeader::kNothing;
   if (tensor.defined()) {
     TORCH_INTERNAL_ASSERT(tensor.dim() <= kMaxDims);
@@ -127,10 +138,10 @@ inline void post_tensor(Outbox& outbox, const at::Tensor& tensor, int rank, int 
   }
   char* bytes = outbox.keep_bytes(sizeof header);
   std::memcpy(bytes, &header, sizeof header);
-  outbox.post(bytes, sizeof header, rank, tag, comm);
+  outbox.post(bytes, sizeof header, rank, kTagTransfer, comm);
   if (header.nbytes == 0) return;
   outbox.keep_tensor(tensor);
-  outbox.post(tensor.const_data_ptr(), header.nbytes, rank, tag, comm);
+  outbox.post(tensor.const_data_ptr(), header.nbytes, rank, kTagTransfer, comm);
 }
 
 inline void receive_bytes(void* data, size_t bytes, int rank, int tag, MPI_Comm comm, Outbox& outbox,
@@ -153,26 +164,106 @@ inline void receive_bytes(void* data, size_t bytes, int rank, int tag, MPI_Comm 
   } while (bytes > 0);
 }
 
-inline at::Tensor receive_tensor(int rank, int tag, MPI_Comm comm, Outbox& outbox, int spins) try {
-  TensorHeader header;
-  receive_bytes(&header, sizeof header, rank, tag, comm, outbox, spins);
-  if (header.status != TensorHeader::kValue) return {};
-  const size_t dim = static_cast<size_t>(header.dim);
-  auto tensor = at::empty_strided({header.sizes, dim}, {header.strides, dim},
-                                  at::TensorOptions().dtype(static_cast<c10::ScalarType>(header.dtype)));
-  if (header.nbytes > 0) {
-    receive_bytes(tensor.mutable_data_ptr(), header.nbytes, rank, tag, comm, outbox, spins);
+// A worker's side of the data beside the batches. It comes straight from rank 0, in the order of
+// its numbers, and may be later than the batch that names it.
+class TransferInbox {
+ public:
+  TransferInbox(MPI_Comm comm, int spins) : comm_(comm), spins_(spins) {}
+
+  // Waits for the data of this number. False: it was taken before, or rank 0 never sent it.
+  bool take(uint64_t number, Outbox& outbox, at::Tensor* part) try {
+    while (number >= next_) {
+      MPI_Message message;
+      if (!wait(number, outbox, &message)) return false;
+      TensorHeader header;
+      check_mpi(MPI_Mrecv(&header, sizeof header, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+      waiting_[header.record] = receive_data(header, outbox);
+      next_ = header.record + 1;
+    }
+    auto found = waiting_.find(number);
+    if (found == waiting_.end()) return false;
+    *part = std::move(found->second);
+    waiting_.erase(found);
+    return true;
+  } catch (const std::exception& error) {
+    transport_failed("receiving data", error.what());  // no memory for it
   }
-  return tensor;
-} catch (const std::exception& error) {
-  transport_failed("receiving data", error.what());  // no memory for it
+
+ private:
+  static constexpr auto kPatience = std::chrono::milliseconds(500);
+
+  // The next transfer's header. Where none comes, asks rank 0, which sent all that a batch names
+  // before that batch; false: it sent nothing of this number.
+  bool wait(uint64_t number, Outbox& outbox, MPI_Message* message) {
+    const auto ask_at = std::chrono::steady_clock::now() + kPatience;
+    Backoff backoff(spins_);
+    bool asked = false;
+    while (!probe(kTagTransfer, message)) {
+      if (!asked && std::chrono::steady_clock::now() >= ask_at) {
+        char* bytes = outbox.keep_bytes(sizeof number);
+        std::memcpy(bytes, &number, sizeof number);
+        outbox.post(bytes, sizeof number, 0, kTagAsk, comm_);
+        asked = true;
+      }
+      MPI_Message answer;
+      if (asked && probe(kTagSent, &answer)) {
+        Sent sent;
+        check_mpi(MPI_Mrecv(&sent, sizeof sent, MPI_BYTE, &answer, MPI_STATUS_IGNORE), "MPI_Mrecv");
+        // An answer may have been overtaken by the data that it was about.
+        if (sent.number == number && sent.end <= number) return false;
+      }
+      outbox.poll();  // others may wait for what this rank forwards
+      backoff.pause();
+    }
+    return true;
+  }
+
+  bool probe(int tag, MPI_Message* message) {
+    int found = 0;
+    check_mpi(MPI_Improbe(0, tag, comm_, &found, message, MPI_STATUS_IGNORE), "MPI_Improbe");
+    return found != 0;
+  }
+
+  at::Tensor receive_data(const TensorHeader& header, Outbox& outbox) {
+    if (header.status != TensorHeader::kValue) return {};
+    const size_t dim = static_cast<size_t>(header.dim);
+    auto tensor = at::empty_strided({header.sizes, dim}, {header.strides, dim},
+                                    at::TensorOptions().dtype(static_cast<c10::ScalarType>(header.dtype)));
+    if (header.nbytes > 0) {
+      receive_bytes(tensor.mutable_data_ptr(), header.nbytes, 0, kTagTransfer, comm_, outbox, spins_);
+    }
+    return tensor;
+  }
+
+  MPI_Comm comm_;
+  int spins_;
+  uint64_t next_ = 0;  // what comes next is of this number or, in a later job, beyond
+  std::map<uint64_t, at::Tensor> waiting_;
+};
+
+// Rank 0 tells workers that asked which numbers it has sent.
+inline void answer_asks(uint64_t end, Outbox& outbox, MPI_Comm comm) {
+  while (true) {
+    int found = 0;
+    MPI_Message message;
+    MPI_Status status;
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kTagAsk, comm, &found, &message, &status), "MPI_Improbe");
+    if (!found) return;
+    Sent sent;
+    sent.end = end;
+    check_mpi(MPI_Mrecv(&sent.number, sizeof sent.number, MPI_BYTE, &message, MPI_STATUS_IGNORE),
+              "MPI_Mrecv");
+    char* bytes = outbox.keep_bytes(sizeof sent);
+    std::memcpy(bytes, &sent, sizeof sent);
+    outbox.post(bytes, sizeof sent, status.MPI_SOURCE, kTagSent, comm);
+  }
 }
 
-inline void send_part(Outbox& outbox, const Transfer& transfer, int worker, int rank, int tag,
-                      MPI_Comm comm) try {
+inline void send_part(Outbox& outbox, const Transfer& transfer, int worker, int rank, MPI_Comm comm)
+    try {
   // The transfer's tensor is never written to, so a replicated one needs no copy.
-  post_tensor(outbox, transfer.sharding == 0 ? transfer.tensor : own_part(transfer, worker), rank, tag,
-              comm);
+  post_transfer(outbox, transfer.number,
+                transfer.sharding == 0 ? transfer.tensor : own_part(transfer, worker), rank, comm);
 } catch (const std::exception& error) {
   transport_failed("sending data", error.what());
 }

@@ -25,7 +25,7 @@ from transport.mpi.mpi_c cimport *
 
 
 cdef extern from "transport/mpi/message.h" namespace "dtorch" nogil:
-    int kTagBatch, kTagProgress, kTagTransfer, kTagReply, kTagRange
+    int kTagBatch, kTagProgress, kTagReply, kTagRange
     size_t first_message_bytes(size_t)
     cppclass Outbox:
         void post(const void*, size_t, int rank, int tag, MPI_Comm)
@@ -37,10 +37,13 @@ cdef extern from "transport/mpi/message.h" namespace "dtorch" nogil:
         Backoff(int spins)
         void pause()
     void check_mpi(int, const char*)
-    Tensor receive_tensor(int, int, MPI_Comm, Outbox&, int)
+    cppclass TransferInbox:
+        TransferInbox(MPI_Comm, int spins)
+        cbool take(uint64_t number, Outbox&, Tensor*)
+    void answer_asks(uint64_t end, Outbox&, MPI_Comm)
     size_t write_reply(const Reply&, int worker, char* block, size_t room)
     Reply read_reply(const char* block, size_t room, size_t* rest) except +
-    void send_part(Outbox&, const Transfer&, int worker, int rank, int tag, MPI_Comm)
+    void send_part(Outbox&, const Transfer&, int worker, int rank, MPI_Comm)
 
 cdef extern from "transport/mpi/replies.h" namespace "dtorch" nogil:
     cppclass NetworkReply:
@@ -56,7 +59,7 @@ cdef extern from "transport/mpi/replies.h" namespace "dtorch" nogil:
     void clear(char* block)
     size_t block_header()
     void abandon(vector[shared_ptr[NetworkReply]]& replies)
-    shared_ptr[NetworkReply] expect_network(int rank, int tag, MPI_Comm comm, size_t nbytes)
+    shared_ptr[NetworkReply] expect_network(int rank, int tag, MPI_Comm comm)
 
 cdef extern from "collectives/mpi/group_maker.h" namespace "dtorch":
     object mpi_group_maker(MPI_Comm, int)
@@ -101,6 +104,7 @@ cdef struct WorkerEnd:
     uint64_t reported
     uint64_t received   # records
     Outbox* outbox
+    TransferInbox* transfers
 
 
 cdef void forward(WorkerEnd* end, const Batch* batch) noexcept nogil:
@@ -176,9 +180,7 @@ cdef cbool worker_receive(void* self, Batch* batch, int64_t microseconds) noexce
 
 cdef cbool worker_fetch(void* self, uint64_t number, Tensor* part) noexcept nogil:
     cdef WorkerEnd* end = <WorkerEnd*>self
-    part[0] = receive_tensor(0, kTagTransfer + <int>(number % kTagRange), end.comm,
-                             end.outbox[0], end.spins)
-    return True
+    return end.transfers.take(number, end.outbox[0], part)
 
 
 cdef cbool worker_reply(void* self, const PromiseName* promise, const Reply* reply) noexcept nogil:
@@ -193,6 +195,8 @@ cdef cbool worker_reply(void* self, const PromiseName* promise, const Reply* rep
         stride = (promise.place & 0xffffff) * 64
         begin = (promise.place >> 24) * 64 + end.worker * stride
         if stride < block_header() + reply_room(0) or begin + stride > end.board_size:
+            return False
+        if reply.value.defined() and reply_room(reply.value.nbytes()) > stride - block_header():
             return False
         block = end.board + begin
         write_reply(reply[0], end.worker, block + block_header(), stride - block_header())
@@ -267,6 +271,7 @@ cdef class MPIWorkerLink:
             self.end.board = (<SharedMemory>board).memory
             self.end.board_size = (<SharedMemory>board).size
         self.end.outbox = new Outbox()
+        self.end.transfers = new TransferInbox(self.end.comm, spins)
         self.link.self = &self.end
         self.link.receive = worker_receive
         self.link.fetch = worker_fetch
@@ -275,6 +280,7 @@ cdef class MPIWorkerLink:
 
     def __dealloc__(self):
         del self.end.outbox
+        del self.end.transfers
 
     def worker_end(self):
         return PyCapsule_New(&self.link, "dtorch.WorkerLink", NULL)
@@ -307,6 +313,7 @@ cdef struct ControllerEnd:
     int count
     uint64_t executed
     uint64_t num_sends
+    uint64_t transfers_end  # above all numbers of data sent
     Outbox* outbox
 
 
@@ -319,9 +326,9 @@ cdef void controller_send(void* self, const Batch* batch) noexcept nogil:
 
 cdef void controller_send_transfer(void* self, const Transfer* transfer) noexcept nogil:
     cdef ControllerEnd* end = <ControllerEnd*>self
-    cdef int tag = kTagTransfer + <int>(transfer.number % kTagRange)
     for i in range(end.count):
-        send_part(end.outbox[0], transfer[0], end.workers[i], end.ranks[i], tag, end.comm)
+        send_part(end.outbox[0], transfer[0], end.workers[i], end.ranks[i], end.comm)
+    end.transfers_end = transfer.number + 1
 
 
 cdef uint64_t controller_executed(void* self) noexcept nogil:
@@ -334,6 +341,7 @@ cdef void controller_poll(void* self) noexcept nogil:
     cdef MPI_Message message
     cdef MPI_Status status
     end.outbox.poll()
+    answer_asks(end.transfers_end, end.outbox[0], end.comm)
     check_mpi(MPI_Improbe(end.first, kTagProgress, end.comm, &found, &message, &status),
               "MPI_Improbe")
     while found:
@@ -417,7 +425,7 @@ cdef class MPILink:
             shared = []
         network = [worker for worker in members if worker not in shared]
         replies = MPIReplies(self, num_workers)
-        replies.start(number, shared, network, at if home == 1 else -1, units * 64, nbytes)
+        replies.start(number, shared, network, at if home == 1 else -1, units * 64)
         return replies, (home, number, place)
 
     def drain(self, double seconds):
@@ -488,7 +496,7 @@ cdef class MPIReplies:
         self.num_workers = num_workers
         owner.replies.insert(<PyObject*>self)
 
-    cdef start(self, uint32_t number, shared, network, int64_t at, size_t stride, size_t nbytes):
+    cdef start(self, uint32_t number, shared, network, int64_t at, size_t stride):
         self.at = at
         self.stride = stride
         for worker in shared:
@@ -498,8 +506,7 @@ cdef class MPIReplies:
         for worker in network:
             self.network_workers.push_back(worker)
             self.network.push_back(
-                expect_network(self.owner.rank_of_worker[<int>worker], tag, self.owner.end.comm,
-                               nbytes))
+                expect_network(self.owner.rank_of_worker[<int>worker], tag, self.owner.end.comm))
 
     def __dealloc__(self):
         if self.owner is not None:

@@ -11,11 +11,10 @@ namespace dtorch {
 // One worker's answer as a message: an MPI_Irecv that poll() looks at.
 class NetworkReply {
  public:
-  // nbytes: of the whole value, so at least of this worker's part.
-  NetworkReply(int rank, int tag, MPI_Comm comm, size_t nbytes)
-      : rank_(rank), tag_(tag), comm_(comm), block_(first_message_bytes(nbytes)) {
+  NetworkReply(int rank, int tag, MPI_Comm comm)
+      : rank_(rank), tag_(tag), comm_(comm), block_(new char[kRoom]) {
     requests_.emplace_back();
-    check_mpi(MPI_Irecv(block_.data(), static_cast<int>(block_.size()), MPI_BYTE, rank, tag, comm,
+    check_mpi(MPI_Irecv(block_.get(), static_cast<int>(kRoom), MPI_BYTE, rank, tag, comm,
                         &requests_.back()), "MPI_Irecv");
   }
 
@@ -25,10 +24,10 @@ class NetworkReply {
       check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &arrived,
                             MPI_STATUSES_IGNORE), "MPI_Testall");
       if (!arrived) return false;
-      if (!block_.empty()) {
+      if (block_) {
         size_t rest = 0;
-        reply = read_reply(block_.data(), sizeof(TensorHeader) + kInline, &rest);
-        block_ = {};
+        reply = read_reply(block_.get(), kRoom, &rest);
+        block_.reset();
         post_rest(rest);
         done_ = rest == 0;
       } else {
@@ -41,6 +40,10 @@ class NetworkReply {
   Reply reply;
 
  private:
+  // For any first message, whatever the size of the value that was asked for: one that a message
+  // did not fit would end the job.
+  static constexpr size_t kRoom = sizeof(TensorHeader) + kInline;
+
   // A large value's data comes behind its header, from the same rank under the same tag.
   void post_rest(size_t rest) {
     requests_.clear();
@@ -58,7 +61,7 @@ class NetworkReply {
 
   int rank_, tag_;
   MPI_Comm comm_;
-  std::vector<char> block_;
+  std::unique_ptr<char[]> block_;  // not touched beyond what arrives
   std::vector<MPI_Request> requests_;
   bool done_ = false;
 };
@@ -73,9 +76,9 @@ inline void abandon(std::vector<std::shared_ptr<NetworkReply>>& replies) {
     if (!reply->poll()) abandoned().push_back(reply);
   }
 }
-inline std::shared_ptr<NetworkReply> expect_network(int rank, int tag, MPI_Comm comm, size_t nbytes) {
+inline std::shared_ptr<NetworkReply> expect_network(int rank, int tag, MPI_Comm comm) {
   std::erase_if(abandoned(), [](const auto& reply) { return reply->poll(); });
-  return std::make_shared<NetworkReply>(rank, tag, comm, nbytes);
+  return std::make_shared<NetworkReply>(rank, tag, comm);
 }
 
 // A block of shared memory opens with a word that says whether the reply is there.
