@@ -3,12 +3,13 @@
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from dtorch_mpi import _sharding  # noqa: F401 -- it has operators of ours
 from dtorch_mpi.sharding.formulas import broadcast_rules
 from dtorch_mpi.sharding.op_sharding import ShardedMeta
 from dtorch_mpi.sharding.rule_table import register
 from dtorch_mpi.sharding.selection import AxisRule
 
-aten = torch.ops.aten
+aten, dtorch = torch.ops.aten, torch.ops.dtorch
 _NONE, _SUM = 0, 2
 
 register(
@@ -19,6 +20,7 @@ register(
     aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar,
     aten.fill.Scalar, aten.fill.Tensor, aten.lerp.Scalar, aten.lerp.Tensor, aten.copysign.Tensor,
     aten.log_sigmoid_backward.default, aten.clamp.Tensor, aten.float_power.Tensor_Tensor,
+    dtorch.class_targets.default,
 )(broadcast_rules)
 
 
