@@ -43,6 +43,11 @@ MOVES_DIMS = {
     "t", "transpose", "swapaxes", "squeeze", "unsqueeze", "resize_", "resize_as_", "as_strided",
 }
 
+# Of half and bfloat16: what workers add up is rounded by each before the sum is, to 3 or 2 digits
+# of the largest addend where the sum itself is small.
+ROUNDED_BY_WORKER = {"dot": 5e-2, "inner": 5e-2, "vdot": 5e-2,
+                     "nn.functional.multilabel_soft_margin_loss": 2e-2}
+
 
 @dataclass
 class Outcome:
@@ -268,7 +273,9 @@ def difference(expected, actual, op, values="close"):
                 return f"result {index}: other bits, {_short(found, wanted)}"
             continue
         scale = _scale(wanted)
-        rtol, atol = (2e-2, 2e-2) if wanted.dtype in (torch.bfloat16, torch.half) else (1e-4, 1e-5)
+        rtol, atol = 1e-4, 1e-5
+        if wanted.dtype in (torch.bfloat16, torch.half):
+            rtol = atol = ROUNDED_BY_WORKER.get(op.name, 1e-2)
         try:
             torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol * scale,
                                        equal_nan=True)

@@ -64,6 +64,25 @@ def test_reductions_over_a_cut_dim(mesh, function):
     torch.testing.assert_close(function(cut).cpu(), function(full), **TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.native_layer_norm(x, (10,), w, w, 1e-5),
+        lambda x, w: torch.native_group_norm(x[:, :, None], w, w, 6, 10, 1, 2, 1e-5),
+        lambda x, w: torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5),
+        lambda x, w: torch.native_layer_norm(x, (10,), w.float(), w.float(), 1e-5),
+    ],
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_statistics_have_the_precision_that_plain_pytorch_gives(mesh, function, dim):
+    torch.manual_seed(0)
+    full, weight = torch.randn(6, 10).bfloat16(), torch.rand(10).bfloat16()
+    cut = dt.distribute_tensor(full, mesh, [dt.Shard(dim)])
+    found = function(cut, dt.distribute_tensor(weight, mesh, [dt.Shard(0)]))
+    for made, expected in zip(found, function(full, weight), strict=True):
+        torch.testing.assert_close(made.cpu(), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_the_first_nan_is_the_greatest(mesh):
     full = torch.tensor([[1.0, 5.0, float("nan"), 7.0, float("nan"), 2.0]])
     cut = dt.distribute_tensor(full, mesh, [dt.Shard(1)])
