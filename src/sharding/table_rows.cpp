@@ -25,7 +25,7 @@ void check_range(const Tensor& indices, int64_t num_rows) {
 Tensor places(const Tensor& indices, const Tensor& rows) {
   const auto count = rows.size(0);
   if (count == 0) return at::zeros_like(indices);
-  auto place = indices - rows.narrow(0, 0, 1);
+  auto place = indices - rows.select(0, 0);
   const auto outside = (place < 0).logical_or_(place >= count);
   return place.masked_fill_(outside, count);
 }

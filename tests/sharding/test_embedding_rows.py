@@ -70,3 +70,10 @@ def test_an_index_beyond_the_table_is_an_error(mesh, index):
     indices = dt.distribute_tensor(torch.tensor([3, index]), mesh, [R] * mesh.ndim)
     with pytest.raises((dt.WorkerError, IndexError), match="index out of range in self"):
         F.embedding(indices, table).cpu()
+
+
+def test_one_index(mesh):
+    weight = torch.randn(10, 6)
+    table = dt.distribute_tensor(weight, mesh, [S0, S1][: mesh.ndim])
+    index = dt.distribute_tensor(torch.tensor(7), mesh, [R] * mesh.ndim)
+    torch.testing.assert_close(F.embedding(index, table).cpu(), weight[7])
