@@ -109,6 +109,8 @@ def _measured_plan(op, args, num_positional, keywords, mesh):
     )
     outputs = list(made) if isinstance(made, tuple) else [made]
     plan = propagate(op, tuple(args[:num_positional]), keywords, outputs, mesh)
+    if plan.decomposition is not None:
+        return plan, []
     if plan.fallback or any(meta.numel() == 0 for meta in outputs):
         return None, []
     return plan, [list(meta.shape) for meta in outputs]

@@ -82,3 +82,30 @@ def _rows(position):
 
 register(aten.multi_margin_loss.default)(_rows(5))
 register(aten.multilabel_margin_loss_forward.default)(_rows(2))
+
+
+@register(aten.nll_loss2d_forward.default)
+def _nll_loss2d(args, kwargs, outputs):
+    reduction = _reduction(args, 3)
+    if reduction not in (_NONE, _SUM):
+        return None
+    rules = []
+    for target_dim in range(args[1].meta.ndim):
+        scores = Shard(target_dim + (target_dim > 0))
+        weight = [Replicate()] if isinstance(args[2], ShardedMeta) else []
+        made = (Shard(target_dim), Replicate()) if reduction == _NONE else (Partial("sum"),) * 2
+        rules.append(AxisRule(made, (scores, Shard(target_dim), *weight)))
+    return rules
+
+
+@register(aten.nll_loss2d_backward.default)
+def _nll_loss2d_backward(args, kwargs, outputs):
+    rules = []
+    for target_dim in range(args[2].meta.ndim):
+        scores = Shard(target_dim + (target_dim > 0))
+        grad = Shard(target_dim) if args[0].meta.ndim else Replicate()
+        weight = [Replicate()] if isinstance(args[3], ShardedMeta) else []
+        rules.append(
+            AxisRule((scores,), (grad, scores, Shard(target_dim), *weight, Replicate()))
+        )
+    return rules

@@ -1,0 +1,71 @@
+"""Operators that work along several dims, one dim at a time.
+
+Where each dim is cut by some axis no rule serves the whole call. While one dim is worked on the
+axes that cut it can cut another, and that takes no worker more than its share.
+"""
+
+import torch
+
+aten = torch.ops.aten
+
+
+def flip(self, dims):
+    for dim in dims:
+        self = aten.flip(self, [dim])
+    return self
+
+
+def roll(self, shifts, dims=()):
+    shifts = shifts if isinstance(shifts, (list, tuple)) else [shifts]
+    for shift, dim in zip(shifts, dims, strict=True):
+        self = aten.roll(self, [shift], [dim])
+    return self
+
+
+def fft_c2c(self, dim, normalization, forward):
+    for one in dim:
+        self = aten._fft_c2c(self, [one], normalization, forward)
+    return self
+
+
+def fft_r2c(self, dim, normalization, onesided):
+    *others, last = dim
+    made = aten._fft_r2c(self, [last], normalization, onesided)
+    return fft_c2c(made, others, normalization, True)
+
+
+def fft_c2r(self, dim, normalization, last_dim_size):
+    *others, last = dim
+    made = fft_c2c(self, others, normalization, False)
+    return aten._fft_c2r(made, [last], normalization, last_dim_size)
+
+
+def squeeze(self, dim=None):
+    """Only the dims of size 1: on a worker others may have one row too."""
+    dims = range(self.ndim) if dim is None else dim if isinstance(dim, (list, tuple)) else [dim]
+    return aten.squeeze.dims(self, [d for d in dims if self.shape[d] == 1])
+
+
+_SQUEEZES = {aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims}
+_STEPS = {
+    aten.flip.default: (1, flip),
+    aten.roll.default: (2, roll),
+    aten._fft_c2c.default: (1, fft_c2c),
+    aten._fft_r2c.default: (1, fft_r2c),
+    aten._fft_c2r.default: (1, fft_c2r),
+}
+
+
+def steps_of(op, args: list):
+    """The function that takes the call's dims one by one, or None where there are not several."""
+    if op in _SQUEEZES:
+        return squeeze if _has_longer_dims(args) else None
+    position, function = _STEPS.get(op, (0, None))
+    has_several = function is not None and len(args) > position and len(args[position]) > 1
+    return function if has_several else None
+
+
+def _has_longer_dims(args):
+    sizes = args[0].meta.shape
+    given = args[1] if len(args) > 1 else list(range(len(sizes)))
+    return any(sizes[d] > 1 for d in (given if isinstance(given, list) else [given]))
