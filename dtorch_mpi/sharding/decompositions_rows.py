@@ -69,15 +69,15 @@ def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=
 def embedding_of_cut_batch(
     weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False
 ):
-    """Where one axis cuts both the rows and the batch: that axis cuts the columns meanwhile.
+    """Where one axis cuts both the table and the batch: that axis cuts the columns meanwhile.
 
     Of the batch the indices alone are brought together.
     """
     mesh, table, places = weight.device_mesh, list(weight.placements), list(indices.placements)
     for axis, (cut, place) in enumerate(zip(weight.placements, indices.placements, strict=True)):
-        if cut == Shard(0) and isinstance(place, Shard):
+        if isinstance(cut, Shard) and isinstance(place, Shard):
             places[axis] = Replicate()
-            if _pieces(mesh, table, axis, 1) <= weight.shape[1]:
+            if cut == Shard(0) and _pieces(mesh, table, axis, 1) <= weight.shape[1]:
                 table[axis] = Shard(1)
     made = aten.embedding(
         weight.redistribute(mesh, table), indices.redistribute(mesh, places), padding_idx,
@@ -132,13 +132,13 @@ def rows_decomposition(op, args: list):
 
     None where the call's own rules serve.
     """
-    if is_cut_by_rows(op, args):
+    if op is _EMBEDDING and all(isinstance(given, ShardedMeta) for given in args[:2]):
         weight, indices = args[:2]
-        _tables[_key(weight.mesh, *weight.meta.shape)] = weight.placements
-        if not indices.meta.numel() or not weight.meta.numel():
-            return None
+        if is_cut_by_rows(op, args):
+            _tables[_key(weight.mesh, *weight.meta.shape)] = weight.placements
         axes = zip(weight.placements, indices.placements, strict=True)
-        if any(cut == Shard(0) and isinstance(place, Shard) for cut, place in axes):
+        are_full = weight.meta.numel() and indices.meta.numel()
+        if are_full and any(isinstance(p, Shard) and isinstance(q, Shard) for p, q in axes):
             return embedding_of_cut_batch
     if op is _GRADIENT and all(isinstance(given, ShardedMeta) for given in args[:2]):
         grad, indices = args[:2]

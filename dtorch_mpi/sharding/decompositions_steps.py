@@ -1,10 +1,11 @@
-"""Operators that work along several dims, one dim at a time.
+"""Calls that no rule serves as a whole, taken one step at a time.
 
-Where each dim is cut by some axis no rule serves the whole call. While one dim is worked on the
-axes that cut it can cut another, and that takes no worker more than its share.
+An operator works along several dims, say, and each is cut by some axis. While one dim is worked on
+the axes that cut it can cut another, and that takes no worker more than its share.
 """
 
 import torch
+from torch.distributed.tensor import Shard
 
 aten = torch.ops.aten
 
@@ -46,6 +47,12 @@ def squeeze(self, dim=None):
     return aten.squeeze.dims(self, [d for d in dims if self.shape[d] == 1])
 
 
+def addbmm(self, batch1, batch2, *, beta=1, alpha=1):
+    """The product by itself, whose sum over the batch needs no whole matrix, and then self."""
+    product = aten.addbmm(self.new_zeros([]), batch1, batch2, beta=0, alpha=alpha)
+    return product if beta == 0 else self * beta + product
+
+
 _SQUEEZES = {aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims}
 _STEPS = {
     aten.flip.default: (1, flip),
@@ -57,9 +64,11 @@ _STEPS = {
 
 
 def steps_of(op, args: list):
-    """The function that takes the call's dims one by one, or None where there are not several."""
+    """The function that takes the call's steps one by one, or None where there are not several."""
     if op in _SQUEEZES:
         return squeeze if _has_longer_dims(args) else None
+    if op is aten.addbmm.default:
+        return addbmm if any(isinstance(p, Shard) for p in args[0].placements) else None
     position, function = _STEPS.get(op, (0, None))
     has_several = function is not None and len(args) > position and len(args[position]) > 1
     return function if has_several else None

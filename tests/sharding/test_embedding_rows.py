@@ -21,10 +21,11 @@ def mesh(request):
 def layouts(mesh):
     if mesh.ndim == 1:
         return [([S0], [R]), ([S0], [S0]), ([S0], [S1])]
-    return [([S0, S0], [R, R]), ([R, S0], [S0, R]), ([S0, S1], [S0, R]), ([S0, S0], [S0, S1])]
+    return [([S0, S0], [R, R]), ([R, S0], [S0, R]), ([S0, S1], [S0, R]), ([S0, S0], [S0, S1]),
+            ([S0, S1], [S0, S1])]
 
 
-@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("which", range(5))
 @pytest.mark.parametrize("rows", [12, 10, 2])
 @pytest.mark.parametrize("padding_idx", [None, 1])
 def test_forward_and_backward(mesh, which, rows, padding_idx):

@@ -105,6 +105,8 @@ CASES = {
     ),
     "max_pool": (aten.max_pool2d_with_indices.default, (randn(3, 5, 4, 4), [2, 2])),
     "avg_pool": (aten.avg_pool2d.default, (randn(5, 4, 4), [2, 2])),
+    "avg_pool_one": (aten.avg_pool2d.default, (randn(2, 5, 4, 3), [2, 1], [1, 1])),
+    "avg_pool3d": (aten.avg_pool3d.default, (randn(2, 4, 4, 3), [2, 2, 1], [2, 2, 1])),
     "reflection_pad": (aten.reflection_pad1d.default, (randn(3, 5, 4), [1, 1])),
     "pad": (aten.constant_pad_nd.default, (randn(3, 5, 4), [1, 1], 2.0)),
     "upsample": (aten.upsample_nearest2d.default, (randn(3, 5, 4, 4), [6, 6])),
