@@ -101,12 +101,18 @@ def _pieces(mesh, placements, axis, dim):
 def embedding_dense_backward(
     grad_output, indices, num_weights, padding_idx, scale_grad_by_freq
 ):
-    table = _tables[_key(grad_output.device_mesh, num_weights, grad_output.shape[-1])]
+    # One of the two may be on no mesh, and so whole on every worker.
+    mesh = next(given.device_mesh for given in (grad_output, indices) if given.device_mesh)
+    table = _tables[_key(mesh, num_weights, grad_output.shape[-1])]
+    whole = (Replicate(),) * mesh.ndim
+    placements = [
+        given.placements if given.device_mesh else whole for given in (grad_output, indices)
+    ]
     wanted = [
         Shard(0) if makes_own else Replicate()
-        for makes_own in _axes_of_own_rows(table, grad_output.placements, indices.placements)
+        for makes_own in _axes_of_own_rows(table, *placements)
     ]
-    rows = _rows(num_weights, indices).redistribute(grad_output.device_mesh, wanted)
+    rows = _rows(num_weights, indices).redistribute(mesh, wanted)
     return dtorch.embedding_rows_backward(
         grad_output, indices, rows, padding_idx, scale_grad_by_freq
     )

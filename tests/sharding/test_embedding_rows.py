@@ -75,6 +75,11 @@ def test_an_index_beyond_the_table_is_an_error(mesh, index):
 
 def test_one_index(mesh):
     weight = torch.randn(10, 6)
-    table = dt.distribute_tensor(weight, mesh, [S0, S1][: mesh.ndim])
+    table = dt.distribute_tensor(weight, mesh, [S0, S1][: mesh.ndim]).requires_grad_()
     index = dt.distribute_tensor(torch.tensor(7), mesh, [R] * mesh.ndim)
-    torch.testing.assert_close(F.embedding(index, table).cpu(), weight[7])
+    found = F.embedding(index, table)
+    torch.testing.assert_close(found.detach().cpu(), weight[7])
+    found.backward(torch.ones(6, device="dtorch"))
+    expected = torch.zeros(10, 6)
+    expected[7] = 1
+    torch.testing.assert_close(table.grad.cpu(), expected)
