@@ -41,6 +41,7 @@ COMPUTING = {
 # In place they change the order or the number of the dims.
 MOVES_DIMS = {
     "t", "transpose", "swapaxes", "squeeze", "unsqueeze", "resize_", "resize_as_", "as_strided",
+    "addbmm",  # makes room in what broadcasts
 }
 
 # Of half and bfloat16: what workers add up is rounded by each before the sum is, to 3 or 2 digits
