@@ -46,7 +46,10 @@ def graph(dot=False):
 
 
 def fallbacks():
-    """[(operator, placements, times)] of calls that gathered inputs for want of a better rule."""
-    from .sharding.hook import fallback_counts
+    """[(operator, placements, times)] of calls that gathered inputs for want of a better rule.
+
+    A program is warned of them too, by :class:`FallbackWarning` at its own lines.
+    """
+    from .sharding.fallback_log import fallback_counts
 
     return [(operator, placements, n) for (operator, placements), n in fallback_counts().items()]

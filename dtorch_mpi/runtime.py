@@ -1,7 +1,6 @@
 """The runtime: who is client, controller and worker, and the life of a job."""
 
 import itertools
-import os
 import socket
 import threading
 import time
@@ -10,6 +9,7 @@ from collections import deque
 import torch
 
 from . import _controller, _core, _transport, _worker
+from .call_sites import LIBRARY_FOLDERS
 from .errors import WorkerError
 from .settings import from_environment
 
@@ -409,9 +409,8 @@ def register():
         if _current is not None:
             _current.check()
 
-    package = os.path.dirname(os.path.abspath(__file__))
-    for folder in (package, os.path.dirname(torch.__file__), os.path.dirname(os.__file__)):
-        _core.add_library_folder(folder + os.sep)
+    for folder in LIBRARY_FOLDERS:
+        _core.add_library_folder(folder)
 
     def measure():
         return memory_allocated(), max_memory_allocated()

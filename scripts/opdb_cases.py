@@ -41,7 +41,15 @@ COMPUTING = {
 # In place they change the order or the number of the dims.
 MOVES_DIMS = {
     "t", "transpose", "swapaxes", "squeeze", "unsqueeze", "resize_", "resize_as_", "as_strided",
+    "addbmm",  # makes room in what broadcasts
 }
+
+# Of half and bfloat16: what workers add up is rounded by each before the sum is, to 3 or 2 digits
+# of the largest addend where the sum itself is small.
+ROUNDED_BY_WORKER = {"dot": 5e-2, "inner": 5e-2, "vdot": 5e-2,
+                     "nn.functional.multilabel_soft_margin_loss": 2e-2}
+# Of the other types: singular vectors turn by rounding over the distance of the singular values.
+SENSITIVE = {"pca_lowrank": 1e-3, "svd_lowrank": 1e-3}
 
 
 @dataclass
@@ -268,7 +276,10 @@ def difference(expected, actual, op, values="close"):
                 return f"result {index}: other bits, {_short(found, wanted)}"
             continue
         scale = _scale(wanted)
-        rtol, atol = (2e-2, 2e-2) if wanted.dtype in (torch.bfloat16, torch.half) else (1e-4, 1e-5)
+        rtol = SENSITIVE.get(op.name, 1e-4)
+        atol = rtol / 10
+        if wanted.dtype in (torch.bfloat16, torch.half):
+            rtol = atol = ROUNDED_BY_WORKER.get(op.name, 1e-2)
         try:
             torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol * scale,
                                        equal_nan=True)

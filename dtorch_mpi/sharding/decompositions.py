@@ -9,7 +9,11 @@ import math
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from dtorch_mpi.sharding import decompositions_classes, decompositions_norm
+from dtorch_mpi.sharding import (
+    decompositions_classes,
+    decompositions_norm,
+    decompositions_rows,
+)
 from dtorch_mpi.sharding.decompositions_reduce import DECOMPOSITIONS, MEAN_LOSSES
 from dtorch_mpi.sharding.op_sharding import ShardedMeta
 
@@ -66,6 +70,8 @@ def decomposition_of(op, args: list, inputs: list[ShardedMeta]):
         return None
     if any(given.meta.numel() == 0 for given in inputs):
         return None  # some of the operators that it would call refuse what this one takes
+    if decompositions_rows.is_cut_by_rows(op, args):
+        return decompositions_rows.embedding
     if op in _CLASSES:
         scores = args[1] if op._schema.arguments[0].name == "grad_output" else args[0]
         if Shard(min(scores.meta.ndim - 1, 1)) in scores.placements:

@@ -2,9 +2,10 @@
 
 import torch
 
+from dtorch_mpi import _sharding  # noqa: F401 -- it has the operator
 from dtorch_mpi.sharding.decompositions_reduce import positions
 
-aten = torch.ops.aten
+aten, dtorch = torch.ops.aten, torch.ops.dtorch
 _NONE, _MEAN = 0, 1
 
 
@@ -14,9 +15,9 @@ def _class_dim(self):
 
 def _hits(self, target, ignore_index):
     """Where each target's class is, and which targets count."""
-    valid = target != ignore_index
-    wanted = aten.where.ScalarOther(valid, target, -1).unsqueeze(_class_dim(self))
-    return positions(self, _class_dim(self)) == wanted, valid
+    dim = _class_dim(self)
+    wanted = dtorch.class_targets(target, self.shape[dim], ignore_index).unsqueeze(dim)
+    return positions(self, dim) == wanted, target != ignore_index
 
 
 def _by_class(self, weight):

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dtorch_mpi.sharding.decompositions_reduce import moments
+from dtorch_mpi.sharding.decompositions_reduce import moments, statistics_dtype
 
 aten = torch.ops.aten
 
@@ -32,7 +32,8 @@ def _batch_norm(input, weight, bias, running_mean, running_var, training, moment
         made = made * _per_channel(weight, input.ndim)
     if bias is not None:
         made = made + _per_channel(bias, input.ndim)
-    return made.to(input.dtype), center, scale
+    kind = statistics_dtype(input, weight)
+    return made.to(input.dtype), center.to(kind), scale.to(kind)
 
 
 def native_batch_norm(
@@ -59,7 +60,9 @@ def native_group_norm(input, weight, bias, batch, channels, spatial, group, eps)
         made = made * _per_channel(weight, input.ndim)
     if bias is not None:
         made = made + _per_channel(bias, input.ndim)
-    return made.to(input.dtype), center.reshape(batch, group), scale.reshape(batch, group)
+    kind = statistics_dtype(input, weight)
+    return (made.to(input.dtype), center.to(kind).reshape(batch, group),
+            scale.to(kind).reshape(batch, group))
 
 
 DECOMPOSITIONS = {

@@ -196,7 +196,13 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps):
         made = made * weight
     if bias is not None:
         made = made + bias
-    return made.to(input.dtype), center, scale
+    kind = statistics_dtype(input, weight)
+    return made.to(input.dtype), center.to(kind), scale.to(kind)
+
+
+def statistics_dtype(input, weight):
+    """What mean and deviation are given in: the CPU keeps them in the weight's precision."""
+    return input.dtype if weight is None else torch.promote_types(input.dtype, weight.dtype)
 
 
 def native_layer_norm_backward(

@@ -1,7 +1,7 @@
 """The way that is always right: every worker runs the operator on the whole tensors."""
 
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 
 from dtorch_mpi.sharding.op_sharding import OpSharding, ShardedMeta
 
@@ -23,6 +23,14 @@ def replicate_everything(
             for index in sorted(written)
             if inputs[index].placements != whole
         },
-        fallback=any(given.placements != whole and given.meta.numel() for given in inputs),
+        fallback=is_gathered(inputs),
         reason=reason,
+    )
+
+
+def is_gathered(inputs: list[ShardedMeta]) -> bool:
+    """Whether replicating the inputs moves anything."""
+    return any(
+        given.meta.numel() and any(isinstance(p, Shard) for p in given.placements)
+        for given in inputs
     )

@@ -55,6 +55,7 @@ def labelled_rules(
     addends: inputs that one worker adds to what is summed. independent: outputs that are whole
     where they lack the label.
     """
+    summed = tuple(summed)
     sizes: dict[object, int] = {}
     for meta, labels in inputs:
         for label, size in zip(labels, meta.shape, strict=True):

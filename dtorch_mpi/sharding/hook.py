@@ -4,7 +4,6 @@ Called once for each new key of the capture cache, never on a hit.
 """
 
 import sys
-from collections import Counter
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -12,6 +11,8 @@ from torch.distributed.tensor import Replicate, Shard
 from ..mesh import mesh_number, sharding_number, sharding_of
 from .decompositions import NATIVE
 from .decompositions_norm import MEASURED
+from .fallback import is_gathered
+from .fallback_log import note_fallback
 from .op_sharding import OpSharding, ShardedMeta
 from .operator_facts import facts_of
 
@@ -22,12 +23,6 @@ SHAPED_RIGHT = {
     aten._linalg_svd.default, aten.linalg_eig.default, aten._linalg_eigh.default,
     aten.linalg_qr.default,
 }
-
-_fallbacks = Counter()
-
-
-def fallback_counts():
-    return dict(_fallbacks)
 
 
 def decision_count():
@@ -47,6 +42,7 @@ def shard(name, overload, values, outputs, measured):
     the call runs on replicated inputs, or gives global sizes. moves: (input, from, to, restore)
     by number.
     """
+    from .decompositions_rows import rows_decomposition
     from .propagator import propagate
 
     namespace, _, base = name.partition("::")
@@ -67,6 +63,9 @@ def shard(name, overload, values, outputs, measured):
         isinstance(p, Shard) for _, meta in inputs for p in meta.placements
     ):
         return MEASURED[op]
+    by_rows = rows_decomposition(op, args)
+    if by_rows is not None:
+        return by_rows
     if measured and op in SHAPED_RIGHT:
         plan, sizes = _measured_plan(op, args, num_positional, keywords, mesh)
     if plan is not None:
@@ -75,14 +74,15 @@ def shard(name, overload, values, outputs, measured):
         whole = (Replicate(),) * mesh.ndim
         plan = OpSharding(
             inputs=[whole] * len(inputs), outputs=[whole] * len(op._schema.returns),
-            restore=_written(op, values, inputs), fallback=True,
+            restore=_written(op, values, inputs),
+            fallback=is_gathered([meta for _, meta in inputs]),
         )
     else:
         plan = propagate(op, tuple(args[:num_positional]), keywords, outputs, mesh)
     if plan.decomposition is not None:
         return name if plan.decomposition in NATIVE else plan.decomposition
     if plan.fallback:
-        _fallbacks[(name, tuple(str(meta.placements) for _, meta in inputs))] += 1
+        note_fallback(name, tuple(str(meta.placements) for _, meta in inputs))
     moves = []
     for index, (number, meta) in enumerate(inputs):
         source = number or sharding_number(mesh, meta.placements)
@@ -109,6 +109,8 @@ def _measured_plan(op, args, num_positional, keywords, mesh):
     )
     outputs = list(made) if isinstance(made, tuple) else [made]
     plan = propagate(op, tuple(args[:num_positional]), keywords, outputs, mesh)
+    if plan.decomposition is not None:
+        return plan, []
     if plan.fallback or any(meta.numel() == 0 for meta in outputs):
         return None, []
     return plan, [list(meta.shape) for meta in outputs]

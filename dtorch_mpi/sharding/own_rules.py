@@ -1,6 +1,7 @@
 """All rules of our own: importing their modules enters them."""
 
 from dtorch_mpi.sharding import (  # noqa: F401
+    decompositions_rows,
     rules_along_dim,
     rules_elementwise,
     rules_linalg,

@@ -1,9 +1,6 @@
 """How each operator runs on shards: the rules, the checks on them, and the caches."""
 
-import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch._ops import OpOverload
@@ -11,25 +8,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from dtorch_mpi.sharding import torch_rules
+from dtorch_mpi.sharding.choices import ways_of, with_inputs, with_inputs_named
 from dtorch_mpi.sharding.decision_keys import decision_key
 from dtorch_mpi.sharding.decompositions import decomposition_of
+from dtorch_mpi.sharding.decompositions_steps import steps_of
 from dtorch_mpi.sharding.fallback import replicate_everything
-from dtorch_mpi.sharding.formulas import broadcast_rules
-from dtorch_mpi.sharding.layout import has_empty_shard
 from dtorch_mpi.sharding.lists import propagate_list
 from dtorch_mpi.sharding.local_check import check_local_shapes
 from dtorch_mpi.sharding.misfit import misfit
 from dtorch_mpi.sharding.op_sharding import OpSharding, Placements, ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts, facts_of
-from dtorch_mpi.sharding.own_rules import OWN_RULES, VIEW_OF
+from dtorch_mpi.sharding.own_rules import OWN_RULES
 from dtorch_mpi.sharding.selection import (
-    AxisRule,
     Call,
     Choice,
-    choice_cost,
     gathered_inputs,
-    outputs_fit,
-    select,
 )
 from dtorch_mpi.sharding.torch_rules import NoRuleError
 
@@ -40,9 +33,6 @@ aten = torch.ops.aten
 _cache: dict[tuple, OpSharding] = {}
 _moving: dict[tuple, dict[tuple, OpSharding]] = {}
 _num_decisions = 0
-
-# On Partial these are right in place; what else comes from a whole-mesh rule is not known to be.
-_LINEAR_IN_PLACE = {aten.zero_.default, aten.detach_.default}
 
 # Operators without a rule of our own, or whose rule does not say so, that give the right result on
 # a shard without elements.
@@ -58,13 +48,7 @@ _EMPTY_SAFE = {
     aten.select_backward.default, aten.linalg__powsum.default,
 }
 
-# Layouts of a view's input that are tried.
-_MOST_MOVES = 12
-
 _WITH_ADDEND = {aten.addmm.default, aten.baddbmm.default}
-
-# Their means would weigh every shard the same.
-_NO_AVERAGE = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 
 
 def propagate(
@@ -178,7 +162,7 @@ def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpShar
         op in _WITH_ADDEND or own is not None and own.adds,
     )
     best, reason = None, "no rule"
-    for choose in _ways(op, facts, args, kwargs, call, outputs):
+    for choose in ways_of(op, facts, args, kwargs, call, outputs):
         try:
             choice = choose()
         except NoRuleError as error:
@@ -199,8 +183,36 @@ def _decide(op, facts, args, kwargs, inputs, positions, outputs, mesh) -> OpShar
             return result
         else:
             best = best or result
+    if written and any(isinstance(p, Partial) for given in inputs for p in given.placements):
+        reduced = _decide_reduced(
+            op, facts, args, kwargs, inputs, positions, outputs, mesh, written
+        )
+        if not reduced.fallback:
+            return reduced
     best = best or replicate_everything(mesh, inputs, outputs, written, reason)
-    return replace(best, decomposition=decomposition_of(op, args, inputs))
+    decomposition = decomposition_of(op, args, inputs)
+    if decomposition is None and best.fallback:
+        decomposition = steps_of(op, args)
+    return replace(best, decomposition=decomposition)
+
+
+def _decide_reduced(
+    op, facts, args, kwargs, inputs, positions, outputs, mesh, written
+) -> OpSharding:
+    """Reduce all sums first; what is written to is a sum again after."""
+    given = [
+        replace(i, placements=tuple(Replicate() if isinstance(p, Partial) else p
+                                    for p in i.placements))
+        for i in inputs
+    ]
+    args, kwargs = with_inputs(args, given), with_inputs_named(args, kwargs, given)
+    result = _decide(op, facts, args, kwargs, given, positions, outputs, mesh)
+    restore = {
+        index: inputs[index].placements
+        for index in sorted(written)
+        if inputs[index].placements != result.inputs[index]
+    }
+    return replace(result, restore=restore, decomposition=None)
 
 
 def _moves_shards(inputs: list[ShardedMeta], wanted: list[Placements]) -> bool:
@@ -211,178 +223,10 @@ def _moves_shards(inputs: list[ShardedMeta], wanted: list[Placements]) -> bool:
     )
 
 
-def _ways(op, facts, args, kwargs, call: Call, outputs) -> Iterator[Callable]:
-    """What to try in turn until one fits and gathers nothing."""
-    yield lambda: _choose(op, args, kwargs, call, outputs)
-    if facts.is_pointwise and op not in OWN_RULES and not _is_random(op):
-        yield lambda: select(call, broadcast_rules(args, kwargs, outputs))
-    if len(call.inputs) == 1 and not call.written and _rule_name(op) not in OWN_RULES:
-        for placements in _moved_layouts(call):
-            yield partial(_choose_as_moved, op, args, kwargs, call, placements, len(outputs))
-    if call.allows_empty:
-        yield lambda: _choose(op, args, kwargs, replace(call, allows_empty=False), outputs)
-
-
-def _rule_name(op: OpOverload) -> OpOverload:
-    """The operator whose rule serves."""
-    return VIEW_OF.get(op, op)
-
-
-def _moved_layouts(call: Call) -> list[Placements]:
-    """Other ways to cut the only input that gather nothing, the nearest first."""
-    given = call.inputs[0]
-    options = [
-        [p] if isinstance(p, Replicate) else [p, *map(Shard, range(given.meta.ndim))]
-        for p in given.placements
-    ]
-    found = []
-    for placements in itertools.product(*options):
-        choice = Choice([placements], [])
-        if placements != given.placements and not gathered_inputs(call, choice):
-            found.append((choice_cost(call, choice), placements))
-    return [placements for _, placements in sorted(found, key=lambda pair: pair[0])][:_MOST_MOVES]
-
-
-def _choose_as_moved(op, args, kwargs, call, placements, num_outputs) -> Choice | None:
-    """What a whole-mesh rule offers for the input as it will lie."""
-    rule_op = _rule_name(op)
-    if not torch_rules.has_mesh_rules(rule_op):
-        return None
-    given = [replace(call.inputs[0], placements=placements)]
-    offers = torch_rules.mesh_rules(
-        rule_op, _with_inputs(args, given),
-        _with_inputs_named(args, kwargs, given), given, num_outputs,
-    )
-    for choice in offers:
-        if choice.inputs[0] == placements and _is_valid_for_mesh(op, call, choice):
-            return choice
-    return None
-
-
-def _is_random(op: OpOverload) -> bool:
-    return torch.Tag.nondeterministic_seeded in op.tags
-
-
 def _returned_inputs(facts, positions, outputs) -> tuple[int | None, ...]:
     if len(facts.returned) != len(outputs):
         return (None,) * len(outputs)
     return tuple(None if p is None else positions.index(p) for p in facts.returned)
-
-
-def _choose(op, args, kwargs, call: Call, outputs) -> Choice | None:
-    op = _rule_name(op)
-    count = len(call.inputs)
-    rules = OWN_RULES[op].rules(args, kwargs, outputs) if op in OWN_RULES else None
-    if rules is not None:
-        whole = tuple(None if o is None else Replicate() for o in outputs)
-        return select(call, [*rules, AxisRule(whole, (Replicate(),) * count)])
-    if torch_rules.has_axis_rules(op):
-        return select(
-            call, torch_rules.axis_rules(op, args, kwargs, count),
-            torch_rules.axes_filter(op, args, kwargs, call.inputs),
-        )
-    if torch_rules.has_mesh_rules(op):
-        return _choose_for_mesh(op, args, kwargs, call, len(outputs))
-    return None
-
-
-def _choose_for_mesh(op, args, kwargs, call: Call, num_outputs: int) -> Choice | None:
-    """A whole-mesh rule's best offer, with as few axes replicated beforehand as it needs."""
-    error = None
-    mesh = call.mesh
-    for number in range(mesh.ndim + 1):
-        best, best_cost = None, (float("inf"), 0)
-        for axes in itertools.combinations(range(mesh.ndim), number):
-            given = [_replicated_on(i, axes) for i in call.inputs]
-            try:
-                offers = torch_rules.mesh_rules(
-                    op, _with_inputs(args, given), _with_inputs_named(args, kwargs, given),
-                    given, num_outputs,
-                )
-            except NoRuleError as refused:
-                error = refused
-                continue
-            for choice in offers:
-                if not _is_valid_for_mesh(op, call, choice):
-                    continue
-                # Of equals, the one whose outputs lie most like their inputs: a new tensor
-                # is mostly filled from the one it was made after.
-                cost = choice_cost(call, choice), _num_replicated(choice)
-                if cost < best_cost:
-                    best, best_cost = choice, cost
-        if best is not None:
-            return best
-    if error is not None:
-        raise error
-    return None
-
-
-def _num_replicated(choice: Choice) -> int:
-    return sum(isinstance(p, Replicate) for placements in choice.outputs for p in placements or ())
-
-
-def _replicated_on(given: ShardedMeta, axes: tuple[int, ...]) -> ShardedMeta:
-    if not axes:
-        return given
-    placements = tuple(
-        Replicate() if axis in axes else p for axis, p in enumerate(given.placements)
-    )
-    return replace(given, placements=placements)
-
-
-def _with_inputs(args: list, given: list[ShardedMeta]) -> list:
-    supply = iter(given)
-
-    def swap(value):
-        if isinstance(value, ShardedMeta):
-            return next(supply)
-        return [swap(v) for v in value] if isinstance(value, list) else value
-
-    return [swap(a) for a in args]
-
-
-def _with_inputs_named(args: list, kwargs: dict, given: list[ShardedMeta]) -> dict:
-    values = _with_inputs([*args, *kwargs.values()], given)
-    return dict(zip(kwargs, values[len(args) :], strict=True))
-
-
-def _is_valid_for_mesh(op, call: Call, choice: Choice) -> bool:
-    if not all(outputs_fit(call, kinds) for kinds in _by_axis(choice.outputs, call.mesh.ndim)):
-        return False
-    if any(
-        isinstance(p, Shard) and p.dim >= given.meta.ndim
-        for given, wanted in zip(call.inputs, choice.inputs, strict=True)
-        for p in wanted
-    ):
-        return False
-    for index in call.written:
-        placements = call.inputs[index].placements
-        if choice.inputs[index] != placements:
-            return False
-        is_partial = any(isinstance(p, Partial) for p in placements)
-        if is_partial and op not in _LINEAR_IN_PLACE:
-            return False
-    for source, output in zip(call.returned, choice.outputs, strict=True):
-        if source is not None and output != choice.inputs[source]:
-            return False
-    if not op.is_view and any(
-        isinstance(p, Partial) and p.reduce_op not in ("sum", "avg")
-        for wanted in choice.inputs
-        for p in wanted
-    ):
-        return False
-    if op in _NO_AVERAGE and any(
-        isinstance(p, Partial) and p.reduce_op == "avg" for p in choice.outputs[0]
-    ):
-        return False
-    return call.allows_empty or not any(
-        has_empty_shard(given.meta.shape, call.mesh.shape, wanted)
-        for given, wanted in zip(call.inputs, choice.inputs, strict=True)
-    )
-
-
-def _by_axis(outputs: list[Placements | None], ndim: int) -> list[tuple]:
-    return [tuple(None if p is None else p[axis] for p in outputs) for axis in range(ndim)]
 
 
 def _described(facts: OperatorFacts, call: Call, choice: Choice) -> OpSharding:

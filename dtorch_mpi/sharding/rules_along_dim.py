@@ -243,12 +243,19 @@ def _searchsorted(args, kwargs, outputs):
 
 register_formulas({
     aten.searchsorted.Scalar: "_, _ -> ",
-    aten.isin.Tensor_Tensor: "..., * -> ...",
     aten.isin.Tensor_Scalar: "... -> ...",
     aten.take: "*, ... -> ...",
     aten.tril: "...__ -> ...__",
     aten.triu: "...__ -> ...__",
 })
+
+
+@register(aten.isin.Tensor_Tensor)
+def _isin(args, kwargs, outputs):
+    elements, tests = args[0].meta.ndim, args[1].meta.ndim
+    rules = [AxisRule((Shard(d),), (Shard(d), Replicate())) for d in range(elements)]
+    found = Partial("min" if _argument(args, kwargs, 3, "invert", False) else "max")
+    return rules + [AxisRule((found,), (Replicate(), Shard(d))) for d in range(tests)]
 
 
 @register(aten.diagonal_scatter)

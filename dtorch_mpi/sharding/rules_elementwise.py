@@ -3,12 +3,13 @@
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from dtorch_mpi import _sharding  # noqa: F401 -- it has operators of ours
 from dtorch_mpi.sharding.formulas import broadcast_rules
 from dtorch_mpi.sharding.op_sharding import ShardedMeta
 from dtorch_mpi.sharding.rule_table import register
 from dtorch_mpi.sharding.selection import AxisRule
 
-aten = torch.ops.aten
+aten, dtorch = torch.ops.aten, torch.ops.dtorch
 _NONE, _SUM = 0, 2
 
 register(
@@ -19,6 +20,7 @@ register(
     aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar,
     aten.fill.Scalar, aten.fill.Tensor, aten.lerp.Scalar, aten.lerp.Tensor, aten.copysign.Tensor,
     aten.log_sigmoid_backward.default, aten.clamp.Tensor, aten.float_power.Tensor_Tensor,
+    dtorch.class_targets.default,
 )(broadcast_rules)
 
 
@@ -80,3 +82,30 @@ def _rows(position):
 
 register(aten.multi_margin_loss.default)(_rows(5))
 register(aten.multilabel_margin_loss_forward.default)(_rows(2))
+
+
+@register(aten.nll_loss2d_forward.default)
+def _nll_loss2d(args, kwargs, outputs):
+    reduction = _reduction(args, 3)
+    if reduction not in (_NONE, _SUM):
+        return None
+    rules = []
+    for target_dim in range(args[1].meta.ndim):
+        scores = Shard(target_dim + (target_dim > 0))
+        weight = [Replicate()] if isinstance(args[2], ShardedMeta) else []
+        made = (Shard(target_dim), Replicate()) if reduction == _NONE else (Partial("sum"),) * 2
+        rules.append(AxisRule(made, (scores, Shard(target_dim), *weight)))
+    return rules
+
+
+@register(aten.nll_loss2d_backward.default)
+def _nll_loss2d_backward(args, kwargs, outputs):
+    rules = []
+    for target_dim in range(args[2].meta.ndim):
+        scores = Shard(target_dim + (target_dim > 0))
+        grad = Shard(target_dim) if args[0].meta.ndim else Replicate()
+        weight = [Replicate()] if isinstance(args[3], ShardedMeta) else []
+        rules.append(
+            AxisRule((scores,), (grad, scores, Shard(target_dim), *weight, Replicate()))
+        )
+    return rules

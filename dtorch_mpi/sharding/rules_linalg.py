@@ -2,9 +2,14 @@
 
 import torch
 
-from dtorch_mpi.sharding.formulas import labelled_rules
+from dtorch_mpi.sharding.formulas import by_formula, labelled_rules
 from dtorch_mpi.sharding.op_sharding import ShardedMeta
-from dtorch_mpi.sharding.rule_table import register, register_formulas, register_function
+from dtorch_mpi.sharding.rule_table import (
+    overloads_of,
+    register,
+    register_formulas,
+    register_function,
+)
 
 aten = torch.ops.aten
 
@@ -29,7 +34,6 @@ register_formulas({
     aten._linalg_eigvals: "...__ -> ..._",
     aten.linalg_eig: "...__ -> ..._, ...__",
     aten._linalg_eigh: "...__ -> ..._, ...__",
-    aten._linalg_svd: "...__ -> ...__, ..._, ...__",
     aten.linalg_qr: "...__ -> ...__, ...__",
     aten.geqrf: "...__ -> ...__, ..._",
     aten._linalg_check_errors: "... -> !",
@@ -43,10 +47,26 @@ register_formulas({
     aten.mv: "ik, k -> i | k",
     aten.dot: "k, k -> | k",
     aten.vdot: "k, k -> | k",
-    aten.addr: "ij, i, j -> ij",
 })
-register_formulas({aten.addmv: "i, ik, k -> i | k"}, addend="self")
-register_formulas({aten.addbmm: "np, bnm, bmp -> np | bm"}, addend="self")
+
+
+def _added_to(target, self_dims, rest, addend):
+    """Products that are added to ``self``, which may lack dims of theirs."""
+
+    def enter(op):
+        @register(op, adds=bool(addend))
+        def rules(args, kwargs, outputs):
+            given = args[0].meta if isinstance(args[0], ShardedMeta) else None
+            term = "" if given is None else self_dims[len(self_dims) - given.ndim :]
+            return by_formula(op, f"{term}, {rest}", addend=addend)(args, kwargs, outputs)
+
+    for op in overloads_of(target):
+        enter(op)
+
+
+_added_to(aten.addr, "ij", "i, j -> ij", "")
+_added_to(aten.addmv, "i", "ik, k -> i | k", "self")
+_added_to(aten.addbmm, "np", "bnm, bmp -> np | bm", "self")
 
 
 @register_function(aten.linalg_solve_triangular)
@@ -58,6 +78,12 @@ def _solve_triangular(args, kwargs, outputs):
 def _lu_solve(args, kwargs, outputs):
     before = "...__, ..._, "
     return before + ("..._c -> ..._c" if kwargs.get("left", True) else "...c_ -> ...c_")
+
+
+@register_function(aten._linalg_svd)
+def _svd(args, kwargs, outputs):
+    has_vectors = len(args) < 3 or args[2]  # else they are empty
+    return "...__ -> ...__, ..._, ...__" if has_vectors else "...__ -> =_, ..._, =_"
 
 
 @register_function(aten._linalg_solve_ex, compares=True)

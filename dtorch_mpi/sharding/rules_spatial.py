@@ -57,6 +57,32 @@ register_formulas({
 })
 
 
+def _average_pool(rank):
+    """Dims along which a window is one element are as free as a batch's."""
+
+    def at(values, place):
+        return values[place] if len(values) > 1 else values[0]
+
+    def rules(args, kwargs, outputs):
+        meta, kernel = args[0].meta, args[1]
+        stride = args[2] if len(args) > 2 and args[2] else kernel
+        padding = args[3] if len(args) > 3 else [0]
+        first = meta.ndim - rank
+        is_free = [
+            d < first
+            or (at(kernel, d - first), at(stride, d - first), at(padding, d - first)) == (1, 1, 0)
+            for d in range(meta.ndim)
+        ]
+        labels = [d if free else WHOLE for d, free in enumerate(is_free)]
+        return labelled_rules([(meta, labels)], [(outputs[0], labels)])
+
+    return rules
+
+
+for _rank, _operator in (2, aten.avg_pool2d.default), (3, aten.avg_pool3d.default):
+    register(_operator, empty=False)(_average_pool(_rank))
+
+
 @register_function(aten.im2col)
 def _im2col(args, kwargs, outputs):
     return "n___ -> n__" if args[0].meta.ndim == 4 else "___ -> __"

@@ -111,3 +111,11 @@ def _chunk_cat(args, kwargs, outputs):
     own = [d if d < dim else WHOLE for d in range(ndim)]
     made = own[:dim] + [WHOLE] * (outputs[0].ndim - dim)
     return labelled_rules([(t.meta, own) for t in tensors], [(outputs[0], made)])
+
+
+@register(aten.resize_as_.default, compares=True)
+def _resize_as(args, kwargs, outputs):
+    meta, template = args[0].meta, args[1].meta
+    if meta.shape != template.shape:
+        return None
+    return [AxisRule((Shard(d),), (Shard(d), Shard(d))) for d in range(meta.ndim)]

@@ -1,6 +1,7 @@
 #include "capture/capture.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include <torch/library.h>
@@ -52,6 +53,13 @@ void upload_indices(const OperatorInfo& info, c10::IValue* arguments) {
   }
 }
 
+// An input as the call has it; `restore`: some place that it stands at is written to.
+struct Moved {
+  InputMove move;
+  uint32_t slot;
+  bool restore;
+};
+
 // Writes the records of one call; the stream lock is held. Returns whether the first input was
 // moved: a view of it is then apart from it.
 bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, const CallKey& key,
@@ -66,11 +74,25 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   if (C10_UNLIKELY(info.defined_for != queue.generation())) define_operator(queue, info);
   site = site_on_workers(queue, site);
   if (flight_noted_by_client()) flight_record().note(info.number, site);
+  c10::SmallVector<Moved, 8> moved;
+  std::map<std::pair<uint32_t, uint32_t>, size_t> written;
+  const bool restores = std::any_of(entry.moves.begin(), entry.moves.end(),
+                                    [](const InputMove& move) { return move.restore; });
   for (const auto& move : entry.moves) {
-    const uint32_t moved = queue.take_slot();
-    emit_redistribute(queue, inputs[move.input], moved, *key.inputs[move.input], move.from, move.to,
-                      false, site);
-    inputs[move.input] = moved;
+    // Of a tensor that is given twice one copy is moved: what is written to it in one place is
+    // read in the other.
+    if (C10_UNLIKELY(restores)) {
+      auto [found, added] = written.emplace(std::pair(inputs[move.input], move.to), moved.size());
+      if (!added) {
+        moved[found->second].restore |= move.restore;
+        inputs[move.input] = moved[found->second].slot;
+        continue;
+      }
+    }
+    moved.push_back({move, queue.take_slot(), move.restore});
+    emit_redistribute(queue, inputs[move.input], moved.back().slot, *key.inputs[move.input],
+                      move.from, move.to, false, site);
+    inputs[move.input] = moved.back().slot;
   }
 
   size_t bound = key.record_words + entry.outputs.size();
@@ -140,21 +162,20 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   queue.commit(writer.end());
 
   bool is_apart = false;
-  for (const auto& move : entry.moves) {
-    if (move.restore) {
-      emit_redistribute(queue, inputs[move.input], slot_of(*key.inputs[move.input]).id,
-                        *key.inputs[move.input], move.to, move.from, true, site);
+  for (auto& [move, moved_slot, restore] : moved) {
+    auto& slot = slot_of(*key.inputs[move.input]);
+    if (restore) {
+      emit_redistribute(queue, moved_slot, slot.id, *key.inputs[move.input], move.to, move.from,
+                        true, site);
     }
     // A partial sum that was reduced once stays reduced, unless a view still needs the sum.
-    auto& slot = slot_of(*key.inputs[move.input]);
-    if (!move.restore && slot.sharding == move.from && move.only_reduces &&
-        slot.is_alone()) {
-      std::swap(slot.id, inputs[move.input]);
+    if (!restore && slot.sharding == move.from && move.only_reduces && slot.is_alone()) {
+      std::swap(slot.id, moved_slot);
       slot.sharding = move.to;
     } else {
       is_apart = is_apart || move.input == 0;
     }
-    queue.free_slot_locked(inputs[move.input]);
+    queue.free_slot_locked(moved_slot);
   }
   return is_apart;
 }

@@ -166,6 +166,21 @@ Tensor histc(const Tensor& self, int64_t bins, const at::Scalar& min, const at::
   return counts_integers ? counts.to(self.scalar_type()) : counts;
 }
 
+// PyTorch's makes room in a self that broadcasts, as no other operator in place does. Of a tensor
+// that is cut no worker could.
+Tensor& addbmm_(Tensor& self, const Tensor& batch1, const Tensor& batch2, const at::Scalar& beta,
+                const at::Scalar& alpha) {
+  if (batch1.dim() == 3 && batch2.dim() == 3 &&
+      self.sizes() != at::IntArrayRef({batch1.size(1), batch2.size(2)})) {
+    const auto made = at::addbmm(self, batch1, batch2, beta, alpha);
+    return self.resize_(made.sizes()).copy_(made);
+  }
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::addbmm_", "");
+  Stack stack{self, batch1, batch2, beta, alpha};
+  capture(op, &stack);
+  return self;
+}
+
 // "No" keeps TransformerEncoder on its ordinary path, away from nested tensors.
 bool nested_tensor_from_mask_left_aligned(const Tensor&, const Tensor&) { return false; }
 
@@ -186,6 +201,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
   library.impl("_reshape_alias", &reshape_alias);
   library.impl("histc", &histc);
+  library.impl("addbmm_", &addbmm_);
   library.impl("_nested_tensor_from_mask_left_aligned", &nested_tensor_from_mask_left_aligned);
 }
 

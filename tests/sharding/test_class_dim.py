@@ -1,8 +1,11 @@
 """A class dim that is cut is not gathered: by the decisions taken, and by what workers hold."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
+from launching import run_job
 
 import dtorch_mpi as dt
 
@@ -61,8 +64,46 @@ def test_reductions_over_a_cut_dim(mesh, function):
     torch.testing.assert_close(function(cut).cpu(), function(full), **TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.native_layer_norm(x, (10,), w, w, 1e-5),
+        lambda x, w: torch.native_group_norm(x[:, :, None], w, w, 6, 10, 1, 2, 1e-5),
+        lambda x, w: torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5),
+        lambda x, w: torch.native_layer_norm(x, (10,), w.float(), w.float(), 1e-5),
+    ],
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_statistics_have_the_precision_that_plain_pytorch_gives(mesh, function, dim):
+    torch.manual_seed(0)
+    full, weight = torch.randn(6, 10).bfloat16(), torch.rand(10).bfloat16()
+    cut = dt.distribute_tensor(full, mesh, [dt.Shard(dim)])
+    found = function(cut, dt.distribute_tensor(weight, mesh, [dt.Shard(0)]))
+    for made, expected in zip(found, function(full, weight), strict=True):
+        torch.testing.assert_close(made.cpu(), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_the_first_nan_is_the_greatest(mesh):
     full = torch.tensor([[1.0, 5.0, float("nan"), 7.0, float("nan"), 2.0]])
     cut = dt.distribute_tensor(full, mesh, [dt.Shard(1)])
     assert cut.argmax(1).cpu().tolist() == full.argmax(1).tolist() == [2]
     assert cut.argmin().cpu().tolist() == full.argmin().tolist() == 2
+
+
+@pytest.mark.parametrize("wrong", [10, -1])
+def test_a_target_beyond_the_classes_is_an_error(mesh, wrong):
+    cut = dt.distribute_tensor(torch.randn(3, 10), mesh, [dt.Shard(1)])
+    target = dt.distribute_tensor(torch.tensor([0, wrong, -100]), mesh, [dt.Replicate()])
+    with pytest.raises((dt.WorkerError, IndexError), match=f"Target {wrong} is out of bounds"):
+        F.cross_entropy(cut, target).cpu()
+
+
+def test_no_worker_has_all_classes():
+    """Peaks of softmax and of cross entropy with its gradient, in tables of scores."""
+    ended = run_job(Path(__file__).with_name("class_dim_peaks.py"), launcher="mpirun", workers=4,
+                    limit=110)
+    assert ended.code == 0, ended.err
+    peaks = dict(line.split() for line in ended.out.splitlines())
+    # Each step between takes a quarter; one that gathered the classes would take 1 by itself.
+    assert float(peaks["softmax"]) < 0.9
+    assert float(peaks["cross_entropy"]) < 0.65 * float(peaks["cross_entropy_whole"])

@@ -18,7 +18,7 @@ def mesh(request):
 
 def randn(*sizes):
     torch.manual_seed(sum(sizes))
-    return torch.randn(*sizes, dtype=torch.float64)
+    return torch.randn(sizes, dtype=torch.float64)
 
 
 def spd(*sizes):
@@ -70,6 +70,20 @@ CASES = {
     "addmv": (aten.addmv.default, (randn(5), randn(5, 4), randn(4))),
     "addbmm": (aten.addbmm.default, (randn(5, 3), randn(2, 5, 4), randn(2, 4, 3))),
     "addr": (aten.addr.default, (randn(5, 4), randn(5), randn(4))),
+    "addr_number": (aten.addr.default, (randn(), randn(5), randn(4))),
+    "addmv_one": (aten.addmv.default, (randn(1), randn(5, 4), randn(4))),
+    "addbmm_row": (aten.addbmm.default, (randn(3), randn(2, 5, 4), randn(2, 4, 3))),
+    "isin": (aten.isin.Tensor_Tensor, (index(9, 5), index(9, 6))),
+    "gather_none": (aten.gather.default, (randn(5), 0, index(5, 0))),
+    "singular_values": (aten._linalg_svd.default, (randn(5, 4, 3), False, False)),
+    "nll_loss2d": (aten.nll_loss2d_forward.default,
+                   (randn(5, 3, 4, 2), index(3, 5, 4, 2), None, 2, 1)),
+    "nll_loss2d_none": (aten.nll_loss2d_forward.default,
+                        (randn(5, 3, 4, 2), index(3, 5, 4, 2), randn(3), 0, 1)),
+    "nll_loss2d_backward": (
+        aten.nll_loss2d_backward.default,
+        (randn(5, 4, 2), randn(5, 3, 4, 2), index(3, 5, 4, 2), None, 0, 1, randn()),
+    ),
     "cdist": (aten._cdist_forward.default, (randn(5, 3), randn(4, 3), 2.0, None)),
     "inverse": (aten.linalg_inv_ex.default, (spd(5, 3, 3),)),
     "cholesky_solve": (aten.cholesky_solve.default, (randn(5, 3, 4), spd(5, 3, 3))),
@@ -91,6 +105,8 @@ CASES = {
     ),
     "max_pool": (aten.max_pool2d_with_indices.default, (randn(3, 5, 4, 4), [2, 2])),
     "avg_pool": (aten.avg_pool2d.default, (randn(5, 4, 4), [2, 2])),
+    "avg_pool_one": (aten.avg_pool2d.default, (randn(2, 5, 4, 3), [2, 1], [1, 1])),
+    "avg_pool3d": (aten.avg_pool3d.default, (randn(2, 4, 4, 3), [2, 2, 1], [2, 2, 1])),
     "reflection_pad": (aten.reflection_pad1d.default, (randn(3, 5, 4), [1, 1])),
     "pad": (aten.constant_pad_nd.default, (randn(3, 5, 4), [1, 1], 2.0)),
     "upsample": (aten.upsample_nearest2d.default, (randn(3, 5, 4, 4), [6, 6])),
