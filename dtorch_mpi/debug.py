@@ -6,10 +6,11 @@ from . import _core
 def counters():
     """Counts since the start, by name.
 
-    operators: issued. misses: calls whose outputs had to be worked out. uploads, upload_bytes:
-    data sent from the client. reads: values, syncs and descriptions asked for. moves:
-    redistributions. decisions: times that how to run on sharded tensors had to be worked out.
-    records_*, bytes_*: of the stream. live_slots: tensors alive.
+    operators: issued. misses: calls whose outputs had to be worked out. new_sizes: calls of a
+    size not seen before, found by a formula. uploads, upload_bytes: data sent from the client.
+    reads: values, syncs and descriptions asked for. moves: redistributions. decisions: times that
+    how to run on sharded tensors had to be worked out. records_*, bytes_*: of the stream.
+    live_slots: tensors alive.
     """
     from .runtime import current
     from .sharding.hook import decision_count
