@@ -144,30 +144,31 @@ bool judges_values(std::string_view name) {
 }
 
 // Whether a run on the client costs next to nothing.
-bool is_small(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry) {
-  constexpr int64_t kFew = 1 << 14;
+bool is_small(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry,
+              int64_t few) {
   for (size_t a = 0; a < info.arguments.size(); ++a) {
     const auto& value = arguments[a];
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > kFew) return false;
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > few) return false;
     if (!value.isTensorList()) continue;
     for (const auto& element : value.toListRef()) {
-      if (element.toTensor().numel() > kFew) return false;
+      if (element.toTensor().numel() > few) return false;
     }
   }
   for (const auto& output : entry.outputs) {
     for (const auto& meta : output.tensors) {
-      if (c10::multiply_integers(meta.sizes) > kFew) return false;
+      if (c10::multiply_integers(meta.sizes) > few) return false;
     }
   }
   return true;
 }
 
 // Meta kernels take some arguments that no other kernel does.
-void check_if_small(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry) {
+void check_if_small(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry,
+                    int64_t few) {
   const bool masked = info.takes_host_indices && has_mask(info, arguments);
   // An operator whose generator is not an argument would draw from the CPU's.
   if (!info.views && !masked && !info.adds_generator && !judges_values(info.name) &&
-      is_small(info, arguments, entry)) {
+      is_small(info, arguments, entry, few)) {
     check_on_host(info, arguments);
   }
 }
@@ -230,7 +231,7 @@ void check_bounds(const OperatorInfo& info, const c10::IValue* arguments) {
 }
 
 void check_new_sizes(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry) {
-  if (!meta_checks_sizes(info)) check_if_small(info, arguments, entry);
+  if (!meta_checks_sizes(info)) check_if_small(info, arguments, entry, 1 << 12);
 }
 
 CallEntry* find_entry(const CallKey& key, uint64_t hash) {
@@ -301,7 +302,7 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
       output.constant = value;
     }
   }
-  check_if_small(info, arguments, *entry);
+  check_if_small(info, arguments, *entry, 1 << 14);
   return true;
 }
 

@@ -8,6 +8,11 @@ namespace {
 constexpr size_t kMaxFamilies = 20'000;
 // A family that needs more is one of sizes that have little in common.
 constexpr size_t kMaxFormulas = 8, kMaxFailures = 2;
+// A formula costs as much as some ten calls that miss. The parameters of a model are a few sizes
+// close together, that never come again: a size is worth one after so many operators of others, or
+// so many sizes.
+constexpr uint64_t kFewOperators = 32;
+constexpr size_t kFewSizes = 4;
 
 struct Known {
   std::vector<int64_t> values;  // of the call it was worked out for
@@ -26,7 +31,8 @@ struct Family {
   std::vector<Noted> noted;  // the first call and the last
   std::vector<bool> varies;  // which values were seen to
   std::vector<Known> known;
-  size_t num_failures = 0;
+  size_t num_failures = 0, num_misses = 0;
+  uint64_t last_miss = 0;  // as a count of operators
   std::unique_ptr<Family> next;  // another family of the same hash
 };
 
@@ -210,7 +216,8 @@ std::unique_ptr<CallEntry> find_in_family(const CallFamily& family) {
   return nullptr;
 }
 
-std::optional<FamilyQuestion> note_in_family(const CallFamily& family, const CallEntry& entry) {
+std::optional<FamilyQuestion> note_in_family(const CallFamily& family, const CallEntry& entry,
+                                             uint64_t num_operators) {
   if (!family.is_open) return std::nullopt;
   Family* found = find_family(family);
   if (found == nullptr) {
@@ -230,9 +237,13 @@ std::optional<FamilyQuestion> note_in_family(const CallFamily& family, const Cal
     for (size_t i = 0; i < before.size(); ++i) {
       if (before[i] != family.values[i]) found->varies[i] = true;
     }
+    const bool is_worth_it = num_operators - found->last_miss >= kFewOperators ||
+                             found->num_misses + 1 >= kFewSizes;
     // Equal values: what was known of the calls was forgotten, and is worked out again.
-    if (before != family.values) question = FamilyQuestion{before, found->varies};
+    if (is_worth_it && before != family.values) question = FamilyQuestion{before, found->varies};
   }
+  found->last_miss = num_operators;
+  ++found->num_misses;
   if (found->noted.size() == 2) found->noted.pop_back();
   found->noted.push_back({family.values, copy_of(entry)});
   return question;

@@ -50,8 +50,10 @@ struct FamilyQuestion {
 // The entry of a call whose family is known for its sizes, without its key; null if there is none.
 // The stream lock must be held, for the others too.
 std::unique_ptr<CallEntry> find_in_family(const CallFamily& family);
-// Notes a call that missed. The question to ask, if the family was seen with another size before.
-std::optional<FamilyQuestion> note_in_family(const CallFamily& family, const CallEntry& entry);
+// Notes a call that missed. The question to ask, if the family was seen with another size before
+// and an answer is worth its cost. num_operators: issued so far.
+std::optional<FamilyQuestion> note_in_family(const CallFamily& family, const CallEntry& entry,
+                                             uint64_t num_operators);
 // Keeps the answer if it is right for the calls that were noted.
 void keep_formula(const CallFamily& family, const FamilyQuestion& question,
                   std::optional<FamilyFormula> formula, const CallEntry& entry);

@@ -306,7 +306,7 @@ void learn_sizes(RecordQueue& queue, const OperatorInfo& info, const c10::IValue
   std::optional<FamilyQuestion> question;
   {
     std::lock_guard<SpinLock> guard(queue.lock);
-    question = note_in_family(family, entry);
+    question = note_in_family(family, entry, counters().operators);
   }
   if (!question) return;
   auto formula = work_out_formula(info, arguments, key, family, *question);
