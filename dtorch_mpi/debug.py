@@ -6,13 +6,14 @@ from . import _core
 def counters():
     """Counts since the start, by name.
 
-    operators: issued. misses: calls whose outputs had to be worked out. uploads, upload_bytes:
-    data sent from the client. reads: values, syncs and descriptions asked for. moves:
-    redistributions. decisions: times that how to run on sharded tensors had to be worked out.
-    records_*, bytes_*: of the stream. live_slots: tensors alive. batches, bytes_sent: to each
-    worker. windows: stretches of the program. plans: of those that came again, told to the
-    workers. replays: windows that a plan ran from beginning to end; replayed_records: of those and
-    of parts. departures: from a plan before its end.
+    operators: issued. misses: calls whose outputs had to be worked out. new_sizes: calls of a
+    size not seen before, found by a formula. uploads, upload_bytes: data sent from the client.
+    reads: values, syncs and descriptions asked for. moves: redistributions. decisions: times that
+    how to run on sharded tensors had to be worked out. records_*, bytes_*: of the stream.
+    live_slots: tensors alive. batches, bytes_sent: to each worker. windows: stretches of the
+    program. plans: of those that came again, told to the workers. replays: windows that a plan ran
+    from beginning to end; replayed_records: of those and of parts. departures: from a plan before
+    its end.
     """
     from .runtime import current
     from .sharding.hook import decision_count

@@ -11,16 +11,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from dtorch_mpi.sharding import torch_rules
-from dtorch_mpi.sharding.layout import is_even, size_class
+from dtorch_mpi.sharding.layout import capped, is_even, size_class
 from dtorch_mpi.sharding.op_sharding import ShardedMeta
 from dtorch_mpi.sharding.operator_facts import OperatorFacts
 from dtorch_mpi.sharding.own_rules import OWN_RULES
 
 aten = torch.ops.aten
-# Their rules look at dims and not at sizes.
-_MOVE_DIMS = {
+# Their rules look at dims and not at sizes; that of means at whether cuts are even.
+_LOOK_AT_DIMS = {
     aten.transpose.int, aten.t.default, aten.permute.default, aten.unsqueeze.default,
     aten.alias.default, aten.detach.default,
+    aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim,
+    aten.amax.default, aten.amin.default,
 }
 
 
@@ -47,7 +49,7 @@ def decision_key(
             if not exact:
                 cut = _cut_dims(value) if near else range(len(sizes))
                 sizes = tuple(
-                    size_class(size, shape) if dim in cut else min(size, 2)
+                    size_class(size, shape) if dim in cut else capped(size)
                     for dim, size in enumerate(sizes)
                 )
             return value.placements, value.meta.dtype, sizes
@@ -72,7 +74,7 @@ def _cut_dims(value: ShardedMeta) -> set[int]:
 
 
 def _reads_sizes(op: OpOverload) -> bool:
-    if op in OWN_RULES or op in _MOVE_DIMS or torch.Tag.pointwise in op.tags:
+    if op in OWN_RULES or op in _LOOK_AT_DIMS or torch.Tag.pointwise in op.tags:
         return False
     return torch_rules.reads_sizes(op)
 
@@ -98,9 +100,9 @@ def _view_groups(args: list, mesh_shape: tuple[int, ...], near: bool) -> tuple |
     before, after = given.meta.shape, list(args[1])
     if 0 in before or not is_even(before, mesh_shape, given.placements):
         return None
-    if -1 in after:
-        known = -math.prod(after)
-        after[after.index(-1)] = given.meta.numel() // known
+    if any(size == -1 for size in after):
+        place = next(i for i, size in enumerate(after) if size == -1)
+        after[place] = given.meta.numel() // -math.prod(after)
     cut = _cut_dims(given)
     groups, read, made = [], 0, 0
     while read < len(before) or made < len(after):
@@ -123,6 +125,6 @@ def _group_classes(sizes, mesh_shape: tuple[int, ...], is_whole: bool, near: boo
     # Of joined dims the first that is longer than 1 may be cut, of split ones too.
     first = next((place for place, size in enumerate(sizes) if size > 1), 0)
     return tuple(
-        min(size, 2) if is_whole or near and place > first else size_class(size, mesh_shape)
+        capped(size) if is_whole or near and place > first else size_class(size, mesh_shape)
         for place, size in enumerate(sizes)
     )

@@ -154,6 +154,12 @@ def _common_mesh(name, values):
     return next(iter(meshes.values()))
 
 
+def with_metas(name, values):
+    """(the inputs' mesh, the arguments with a ShardedMeta for each distributed tensor)."""
+    mesh = _common_mesh(name, values)
+    return mesh, _with_metas(values, mesh, [])
+
+
 def _with_metas(values, mesh, inputs):
     """The arguments with a ShardedMeta for each pair; they are also appended to `inputs`.
 

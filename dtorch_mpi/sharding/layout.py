@@ -16,17 +16,17 @@ _LATENCY = 2048.0
 _COPY = 0.01
 
 
-def piece_sizes(size: int, count: int) -> list[int]:
-    """The sizes of the pieces that torch.chunk makes, empty ones included."""
+def piece_size(size: int, count: int, index: int) -> int:
+    """The size of one of the pieces that torch.chunk makes, empty ones included."""
     step = -(-size // count)
-    return [max(min(step, size - step * index), 0) for index in range(count)]
+    return max(min(step, size - step * index), 0)
 
 
 def local_size_range(size: int, counts: tuple[int, ...]) -> tuple[int, int]:
     """The smallest and the largest piece of a dim that axes of these lengths cut in turn."""
     low = high = size
     for count in counts:
-        low, high = piece_sizes(low, count)[-1], piece_sizes(high, count)[0]
+        low, high = piece_size(low, count, count - 1), piece_size(high, count, 0)
     return low, high
 
 
@@ -38,7 +38,7 @@ def local_sizes(
     local = list(sizes)
     for count, placement, index in zip(mesh_shape, placements, coordinate, strict=True):
         if isinstance(placement, Shard):
-            local[placement.dim] = piece_sizes(local[placement.dim], count)[index]
+            local[placement.dim] = piece_size(local[placement.dim], count, index)
     return local
 
 
@@ -102,15 +102,27 @@ def gathers(
     )
 
 
-@lru_cache(65536)
+def capped(size: int) -> int:
+    """A size of 0 or 1; 2 for all that are larger."""
+    return size if size < 2 else 2
+
+
 def size_class(size: int, mesh_shape: tuple[int, ...]) -> tuple:
     """All that rules ask of a size: is it 0 or 1, and how can each set of axes cut it."""
+    # A symbol can't be looked up. Asking it makes conditions, which is what it is for.
+    if type(size) is not int:
+        return _size_class.__wrapped__(size, mesh_shape)
+    return _size_class(size, mesh_shape)
+
+
+@lru_cache(65536)
+def _size_class(size: int, mesh_shape: tuple[int, ...]) -> tuple:
     cuts = []
     for number in range(1, len(mesh_shape) + 1):
         for counts in combinations(mesh_shape, number):
             low, high = local_size_range(size, counts)
             cuts.append((low == high, low == 0, low == 1))
-    return min(size, 2), *cuts
+    return capped(size), *cuts
 
 
 def move_cost(before: Placement, after: Placement, num_bytes: float, count: int) -> float:

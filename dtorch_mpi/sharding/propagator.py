@@ -83,7 +83,7 @@ def propagate(
         return known
     key = decision_key(op, facts, args, kwargs, outputs, mesh, near=False)
     known = _moving.get(key)
-    magnitudes = tuple(given.meta.numel().bit_length() for given in inputs)
+    magnitudes = _magnitudes(inputs)
     if known is not None and magnitudes in known:
         return known[magnitudes]
     global _num_decisions
@@ -94,6 +94,94 @@ def propagate(
     else:
         _moving.setdefault(key, {})[magnitudes] = result
     return result
+
+
+def assume_same_decision(
+    op: OpOverload,
+    seen: tuple[tuple, dict],
+    symbolic: tuple[tuple, dict],
+    outputs: list[torch.Tensor],
+    mesh: DeviceMesh,
+) -> bool:
+    """Whether the decision on a call holds for symbolic sizes, under conditions put on them.
+
+    ``seen`` and ``symbolic`` are the arguments of one call, with its sizes and with symbols for
+    some. Asking a symbol is what puts a condition on it: those under which the decision's key is
+    what it was are enough.
+    """
+    facts = facts_of(op)
+    normalized, found = [], []
+    for args, kwargs in (seen, symbolic):
+        args, kwargs = facts.normalize(args, kwargs)
+        args = [list(a) if isinstance(a, (tuple, torch.Size)) else a for a in args]
+        normalized.append((args, kwargs))
+        found.append(_flatten(facts, args, kwargs)[0])
+    inputs = found[0]
+    if all(isinstance(p, Replicate) for given in inputs for p in given.placements):
+        return True
+    if facts.is_list:
+        return False
+
+    def key(index, near):
+        args, kwargs = normalized[index]
+        return decision_key(op, facts, args, kwargs, outputs, mesh, near=near)
+
+    def agrees(near):
+        # Working out a key of symbols puts conditions on them too: only where it is needed.
+        return key(0, near) == _settled(key(1, near))
+
+    if key(0, near=True) in _cache:
+        return agrees(near=True)
+    decision = _moving.get(key(0, near=False), {}).get(_magnitudes(inputs))
+    if decision is None:
+        return False
+    if not _is_cheap(inputs, decision) and not all(
+        (numel := given.meta.numel()) >= low and numel < high
+        for given, (low, high) in zip(found[1], map(_magnitude_range, inputs), strict=True)
+    ):
+        return False
+    # Where nothing is cut that was whole, the sizes of what is whole matter to costs only.
+    return agrees(near=not _cuts_anew(inputs, decision))
+
+
+def _settled(key: object) -> object:
+    """The key with its comparisons of symbols settled, each by a condition."""
+    if isinstance(key, tuple):
+        return tuple(map(_settled, key))
+    return bool(key) if isinstance(key, torch.SymBool) else key
+
+
+# Below this, as a number of bits, a collective costs the same whatever it moves.
+_SMALLEST_MAGNITUDE = 9
+
+
+def _magnitudes(inputs: list[ShardedMeta]) -> tuple[int, ...]:
+    return tuple(max(given.meta.numel().bit_length(), _SMALLEST_MAGNITUDE) for given in inputs)
+
+
+def _magnitude_range(given: ShardedMeta) -> tuple[int, int]:
+    (bits,) = _magnitudes([given])
+    return 0 if bits == _SMALLEST_MAGNITUDE else 2 ** (bits - 1), 2**bits
+
+
+def _changes(inputs: list[ShardedMeta], decision: OpSharding) -> Iterator[tuple]:
+    for given, wanted in zip(inputs, decision.inputs, strict=True):
+        for before, after in zip(given.placements, wanted, strict=True):
+            if before != after:
+                yield before, after
+
+
+def _is_cheap(inputs: list[ShardedMeta], decision: OpSharding) -> bool:
+    """Whether the move is one for any size: sums are reduced, and what is whole moves nowhere."""
+    return all(
+        isinstance(before, Replicate)
+        or isinstance(before, Partial) and isinstance(after, Replicate)
+        for before, after in _changes(inputs, decision)
+    )
+
+
+def _cuts_anew(inputs: list[ShardedMeta], decision: OpSharding) -> bool:
+    return any(isinstance(after, Shard) for _, after in _changes(inputs, decision))
 
 
 def num_decisions() -> int:

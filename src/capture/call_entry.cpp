@@ -1,6 +1,9 @@
 #include "capture/call_entry.h"
 
+#include "capture/call_family.h"
 #include "capture/python_hooks.h"
+
+#include <algorithm>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -148,21 +151,42 @@ bool judges_values(std::string_view name) {
 }
 
 // Whether a run on the client costs next to nothing.
-bool is_small(const CallEntry& entry, const Stack& stand_ins) {
-  constexpr int64_t kFew = 1 << 14;
-  for (const auto& value : stand_ins) {
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > kFew) return false;
+bool is_small(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry,
+              int64_t few) {
+  for (size_t a = 0; a < info.arguments.size(); ++a) {
+    const auto& value = arguments[a];
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > few) return false;
     if (!value.isTensorList()) continue;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (tensor.numel() > kFew) return false;
+    for (const auto& element : value.toListRef()) {
+      if (element.toTensor().numel() > few) return false;
     }
   }
   for (const auto& output : entry.outputs) {
     for (const auto& meta : output.tensors) {
-      if (c10::multiply_integers(meta.sizes) > kFew) return false;
+      if (c10::multiply_integers(meta.sizes) > few) return false;
     }
   }
   return true;
+}
+
+// Meta kernels take some arguments that no other kernel does.
+void check_if_small(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry,
+                    int64_t few) {
+  const bool masked = info.takes_host_indices && has_mask(info, arguments);
+  // An operator whose generator is not an argument would draw from the CPU's.
+  if (!info.views && !masked && !info.adds_generator && !judges_values(info.name) &&
+      is_small(info, arguments, entry, few)) {
+    check_on_host(info, arguments);
+  }
+}
+
+// Operators whose meta kernels refuse all sizes that the CPU's refuse.
+bool meta_checks_sizes(const OperatorInfo& info) {
+  constexpr std::string_view kChecked[] = {
+      "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::cat", "aten::embedding",
+      "aten::native_layer_norm", "aten::_softmax", "aten::_log_softmax", "aten::sum", "aten::mean",
+      "aten::arange", "aten::clone", "aten::_to_copy", "aten::argmax", "aten::index_select"};
+  return info.handle.hasTag(at::Tag::pointwise) || std::ranges::find(kChecked, info.name) != std::end(kChecked);
 }
 
 }  // namespace
@@ -213,6 +237,10 @@ void check_bounds(const OperatorInfo& info, const c10::IValue* arguments) {
   info.handle.callBoxed(stack);
 }
 
+void check_new_sizes(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry) {
+  if (!meta_checks_sizes(info)) check_if_small(info, arguments, entry, 1 << 12);
+}
+
 CallEntry* find_entry(const CallKey& key, uint64_t hash) {
   auto found = entries().find(hash);
   if (found == entries().end()) return nullptr;
@@ -239,7 +267,10 @@ CallEntry* keep_entry(uint64_t hash, std::unique_ptr<CallEntry> entry) {
 
 size_t num_entries() { return entries().size(); }
 
-void forget_entries() { entries().clear(); }
+void forget_entries() {
+  entries().clear();
+  forget_families();
+}
 
 bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallEntry* entry,
                    Resized* resized) {
@@ -264,7 +295,6 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
   }
   if (info.writes) find_resized(info, arguments, called_with, resized);
   set_statistics_dtypes(info, stand_ins(info, arguments, c10::kMeta), &stack);
-  const Stack given = stand_ins(info, arguments, c10::kMeta);
   entry->outputs.resize(info.returns.size());
   for (size_t r = 0; r < info.returns.size(); ++r) {
     auto& output = entry->outputs[r];
@@ -281,13 +311,7 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
       output.constant = value;
     }
   }
-  // Meta kernels take some arguments that no other kernel does.
-  const bool masked = info.takes_host_indices && has_mask(info, arguments);
-  // An operator whose generator is not an argument would draw from the CPU's.
-  if (!info.views && !masked && !info.adds_generator && !judges_values(info.name) &&
-      is_small(*entry, given)) {
-    check_on_host(info, arguments);
-  }
+  check_if_small(info, arguments, *entry, 1 << 14);
   return true;
 }
 

@@ -76,6 +76,8 @@ class CallKey {
   bool sharded = false;
   // Where the output begins in the viewed input, if the key leaves that out.
   int64_t position = 0;
+  // The arguments [first, last) for which an extent stands in the key.
+  std::pair<size_t, size_t> left_out{0, 0};
 
  private:
   static constexpr size_t kHeaderWords_ = 8;
@@ -104,6 +106,8 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
                    Resized* resized);
 // Raises PyTorch's error if its CPU kernel does not take arguments of this metadata.
 void check_on_host(const OperatorInfo& info, const c10::IValue* arguments);
+// The same where the entry is known from calls of other sizes, if it may depend on sizes.
+void check_new_sizes(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry);
 // The same for the numbers that a random operator takes, which are not in the key: at each call.
 void check_bounds(const OperatorInfo& info, const c10::IValue* arguments);
 

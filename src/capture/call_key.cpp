@@ -2,26 +2,13 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "capture/call_entry.h"
+#include "capture/call_words.h"
 #include "wire/record.h"
 
 namespace dtorch {
-namespace {
-
-uint64_t mix(uint64_t a, uint64_t b) {
-  const auto product = static_cast<unsigned __int128>(a) * b;
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
-// Opens each argument in the key, so that no two argument lists give the same words.
-enum Mark : uint64_t { kNone = 1, kInt, kBool, kDouble, kComplex, kInts, kDoubles, kBools, kTensors,
-                       kScalars, kText, kAnyDevice, kHost, kOther, kExtent };
-uint64_t mark(Mark kind, uint64_t payload = 0) { return kind << 56 | payload; }
-
-}  // namespace
-
 void CallKey::add_tensor(const at::Tensor& tensor, const OperatorInfo& info) {
   if (!tensor.defined()) {
-    words.push_back(mark(kNone, 1));
+    words.push_back(mark(Mark::kNone, 1));
     record_words += 1;
     return;
   }
@@ -31,8 +18,8 @@ void CallKey::add_tensor(const at::Tensor& tensor, const OperatorInfo& info) {
     const auto& slot = slot_of(tensor);
     sharded = sharded || slot.sharding != 0;
     word |= static_cast<uint64_t>(slot.sharding) << 32;
-    if (C10_UNLIKELY(tensor.is_conj())) word |= 1 << 16;
-    if (C10_UNLIKELY(tensor.is_neg())) word |= 1 << 17;
+    if (C10_UNLIKELY(tensor.is_conj())) word |= kConjugateBit;
+    if (C10_UNLIKELY(tensor.is_neg())) word |= kNegativeBit;
     words.push_back(word);
     const auto sizes = impl->sizes(), strides = impl->strides();
     words.append(sizes.begin(), sizes.end());
@@ -45,49 +32,49 @@ void CallKey::add_tensor(const at::Tensor& tensor, const OperatorInfo& info) {
               "Expected all tensors to be on the same device, but found at least two devices, "
               "dtorch:0 and ", tensor.device(), "! (when calling ", info.name,
               "; move the tensor with .to('dtorch'))");
-  words.push_back(word | 1 << 18 | (impl->is_wrapped_number() ? 1 << 19 : 0));
+  words.push_back(word | kHostBit | (impl->is_wrapped_number() ? kWrappedBit : 0));
   record_words += 6;
 }
 
 void CallKey::add_value(const c10::IValue& value) {
   if (value.isNone()) {
-    words.push_back(mark(kNone));
+    words.push_back(mark(Mark::kNone));
     record_words += 1;
   } else if (value.isInt()) {
-    words.push_back(mark(kInt));
+    words.push_back(mark(Mark::kInt));
     words.push_back(static_cast<uint64_t>(value.toInt()));
     record_words += 3;
   } else if (value.isBool()) {
-    words.push_back(mark(kBool, value.toBool()));
+    words.push_back(mark(Mark::kBool, value.toBool()));
     record_words += 1;
   } else if (value.isDouble()) {
     const double number = value.toDouble();
-    words.push_back(mark(kDouble));
+    words.push_back(mark(Mark::kDouble));
     words.push_back(c10::bit_cast<uint64_t>(number));
     record_words += 3;
   } else if (value.isIntList()) {
     const auto list = value.toIntList();
-    words.push_back(mark(kInts, list.size()));
+    words.push_back(mark(Mark::kInts, list.size()));
     for (int64_t element : list) words.push_back(static_cast<uint64_t>(element));
     record_words += 2 + 2 * list.size();
   } else if (value.isDoubleList()) {
     const auto list = value.toDoubleList();
-    words.push_back(mark(kDoubles, list.size()));
+    words.push_back(mark(Mark::kDoubles, list.size()));
     for (double element : list) words.push_back(c10::bit_cast<uint64_t>(element));
     record_words += 1 + 2 * list.size();
   } else if (value.isBoolList()) {
     const auto list = value.toBoolList();
-    words.push_back(mark(kBools, list.size()));
+    words.push_back(mark(Mark::kBools, list.size()));
     for (bool element : list) words.push_back(element);
     record_words += 1 + list.size();
   } else if (value.isString()) {
     const auto& text = value.toStringRef();
-    words.push_back(mark(kText, std::hash<std::string>()(text) >> 8));
+    words.push_back(mark(Mark::kText, std::hash<std::string>()(text) >> 8));
     words.push_back(text.size());
     record_words += 2 + text.size() / 4;
   } else if (value.isComplexDouble()) {
     const auto number = value.toComplexDouble();
-    words.push_back(mark(kComplex));
+    words.push_back(mark(Mark::kComplex));
     words.push_back(c10::bit_cast<uint64_t>(number.real()));
     words.push_back(c10::bit_cast<uint64_t>(number.imag()));
     record_words += 5;
@@ -127,7 +114,7 @@ std::pair<size_t, size_t> CallKey::add_positions(const OperatorInfo& info,
     if (first < 0) first += size;
   }
   if (!backward) position = first * self.stride(dim);
-  words.push_back(mark(kExtent, static_cast<uint64_t>(extent)));
+  words.push_back(mark(Mark::kExtent, static_cast<uint64_t>(extent)));
   record_words += 6;
   return {at + 1, at + (slice ? 3 : 2)};
 }
@@ -135,7 +122,6 @@ std::pair<size_t, size_t> CallKey::add_positions(const OperatorInfo& info,
 CallKey::CallKey(const OperatorInfo& info, const c10::IValue* arguments) {
   words.push_back(reinterpret_cast<uintptr_t>(&info));
   words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  std::pair<size_t, size_t> left_out{0, 0};
   if (C10_UNLIKELY(info.positions != Positions::kNone)) left_out = add_positions(info, arguments);
   for (size_t a = 0; a < info.arguments.size(); ++a) {
     const auto& value = arguments[a];
@@ -157,13 +143,13 @@ CallKey::CallKey(const OperatorInfo& info, const c10::IValue* arguments) {
         {
           // Through the list's own storage: the tensors must outlive this call.
           const auto elements = value.toListRef();
-          words.push_back(mark(kTensors, elements.size()));
+          words.push_back(mark(Mark::kTensors, elements.size()));
           record_words += 1;
           for (const auto& element : elements) {
             if (element.isTensor()) {
               add_tensor(element.toTensor(), info);
             } else {
-              words.push_back(mark(kNone));
+              words.push_back(mark(Mark::kNone));
               record_words += 1;
             }
           }
@@ -172,7 +158,7 @@ CallKey::CallKey(const OperatorInfo& info, const c10::IValue* arguments) {
       case ArgumentKind::kShaping: add_value(value); break;
       case ArgumentKind::kScalar:
         // Its type alone: a learning rate must not miss the cache at every step.
-        words.push_back(mark(kOther, value.isNone()       ? 0
+        words.push_back(mark(Mark::kOther, value.isNone()       ? 0
                                      : value.isInt()      ? 1
                                      : value.isDouble()   ? 2
                                      : value.isBool()     ? 3
@@ -181,7 +167,7 @@ CallKey::CallKey(const OperatorInfo& info, const c10::IValue* arguments) {
         break;
       case ArgumentKind::kScalarList: {
         const auto elements = value.toListRef();
-        words.push_back(mark(kScalars, elements.size()));
+        words.push_back(mark(Mark::kScalars, elements.size()));
         for (const auto& element : elements) {
           words.push_back(element.isInt() ? 1 : element.isDouble() ? 2 : element.isBool() ? 3 : 4);
         }
@@ -191,7 +177,7 @@ CallKey::CallKey(const OperatorInfo& info, const c10::IValue* arguments) {
       case ArgumentKind::kDevice: {
         const bool host = !value.isNone() && value.toDevice().type() != kDeviceType;
         if (!host && !value.isNone()) check_device(value.toDevice());
-        words.push_back(mark(host ? kHost : kAnyDevice, value.isNone()));
+        words.push_back(mark(host ? Mark::kHost : Mark::kAnyDevice, value.isNone()));
         record_words += 1;
         break;
       }
@@ -200,10 +186,6 @@ CallKey::CallKey(const OperatorInfo& info, const c10::IValue* arguments) {
   }
 }
 
-uint64_t CallKey::hash() const {
-  uint64_t hash = words.size() * 0x9e3779b97f4a7c15ull;
-  for (uint64_t word : words) hash = mix(hash ^ word, 0xd6e8feb86659fd93ull) + word;
-  return hash;
-}
+uint64_t CallKey::hash() const { return hash_of(words); }
 
 }  // namespace dtorch

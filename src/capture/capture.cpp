@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "capture/aliases.h"
+#include "capture/call_family.h"
 #include "capture/call_site.h"
 #include "capture/known_calls.h"
 #include "capture/python_hooks.h"
@@ -322,6 +323,20 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
   *slots = kept;
 }
 
+// Has a call that missed serve others of its family.
+void learn_sizes(RecordQueue& queue, const OperatorInfo& info, const c10::IValue* arguments,
+                 const CallKey& key, const CallFamily& family, const CallEntry& entry) {
+  std::optional<FamilyQuestion> question;
+  {
+    std::lock_guard<SpinLock> guard(queue.lock);
+    question = note_in_family(family, entry, counters().operators);
+  }
+  if (!question) return;
+  auto formula = work_out_formula(info, arguments, key, family, *question);
+  std::lock_guard<SpinLock> guard(queue.lock);
+  keep_formula(family, *question, std::move(formula), entry);
+}
+
 }  // namespace
 
 // The site number to write, defined on the workers if it is new. The stream lock is held.
@@ -390,6 +405,14 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   Slots slots;
   bool is_apart = false;
   CallEntry* entry = nullptr;
+  const auto finish = [&](const CallEntry* found) {
+    if (C10_UNLIKELY(found->decomposition != nullptr)) {
+      // A copy: the operators it calls may make room among the entries.
+      const auto decomposition = found->decomposition;
+      return decomposition(stack);
+    }
+    push_outputs(info, *found, slots, key.position, is_apart, stack);
+  };
   {
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = find_entry(key, hash);
@@ -416,6 +439,27 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   }
   if (C10_UNLIKELY(entry == nullptr)) {
     for (const at::Tensor* input : key.inputs) queue.check_alive(slot_of(*input).generation);
+    std::optional<CallFamily> family;
+    if (rule == MetaRule::kMeta && !(info.takes_host_indices && has_mask(info, arguments))) {
+      family.emplace(key, info);
+    }
+    if (family) {
+      std::unique_lock<SpinLock> guard(queue.lock);
+      if (auto fresh = find_in_family(*family)) {
+        guard.unlock();
+        check_new_sizes(info, arguments, *fresh);
+        fresh->key = key.words;
+        guard.lock();
+        entry = keep_entry(hash, std::move(fresh));
+        note_call(info, key, *entry);
+        if (entry->decomposition == nullptr) {
+          is_apart = emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
+        }
+        counters().operators += 1;
+        counters().new_sizes += 1;
+      }
+    }
+    if (entry != nullptr) return finish(entry);
     auto fresh = std::make_unique<CallEntry>();
     fresh->key = key.words;
     Resized resized;
@@ -437,6 +481,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     } else if (key.sharded) {
       work_out_sharding(info, arguments, false, fresh.get());
     }
+    if (family && !measured && resized.empty()) learn_sizes(queue, info, arguments, key, *family, *fresh);
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = keep_entry(hash, std::move(fresh));
     note_call(info, key, *entry);
@@ -446,13 +491,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     counters().operators += 1;
     counters().misses += 1;
   }
-  if (C10_UNLIKELY(entry->decomposition != nullptr)) {
-    // A copy: the operators it calls may make room among the entries.
-    const auto decomposition = entry->decomposition;
-    decomposition(stack);
-    return;
-  }
-  push_outputs(info, *entry, slots, key.position, is_apart, stack);
+  finish(entry);
 }
 
 }  // namespace dtorch

@@ -52,7 +52,7 @@ class RecordQueue;
 uint32_t site_on_workers(RecordQueue& queue, uint32_t site);
 
 struct CaptureCounters {
-  uint64_t operators = 0, misses = 0, uploads = 0, upload_bytes = 0, reads = 0, moves = 0;
+  uint64_t operators = 0, misses = 0, new_sizes = 0, uploads = 0, upload_bytes = 0, reads = 0, moves = 0;
 };
 CaptureCounters& counters();
 

@@ -151,7 +151,7 @@ cdef extern from "capture/capture.h" namespace "dtorch":
     void c_emit_mark "dtorch::emit_mark"() except +
     void c_emit_shutdown "dtorch::emit_shutdown"() except +
     cppclass CaptureCounters:
-        uint64_t operators, misses, uploads, upload_bytes, reads, moves
+        uint64_t operators, misses, new_sizes, uploads, upload_bytes, reads, moves
     CaptureCounters& c_counters "dtorch::counters"()
 
 
@@ -197,6 +197,7 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
         PyObject* read
         PyObject* describe
         PyObject* shard
+        PyObject* sizes
         PyObject* start
         PyObject* drain
         PyObject* synchronize
@@ -230,14 +231,15 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
     cbool on_workers(const Tensor&)
 
 
-def register(*, read, describe, shard, start, drain, synchronize, measure, reset_peak, arrived):
+def register(*, read, describe, shard, sizes, start, drain, synchronize, measure, reset_peak, arrived):
     """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
     cdef PythonHooks* hooks = &python_hooks()
-    for hook in (read, describe, shard, start, drain, synchronize, measure, reset_peak, arrived):
+    for hook in (read, describe, shard, sizes, start, drain, synchronize, measure, reset_peak, arrived):
         Py_INCREF(hook)
     hooks.read = <PyObject*>read
     hooks.describe = <PyObject*>describe
     hooks.shard = <PyObject*>shard
+    hooks.sizes = <PyObject*>sizes
     hooks.start = <PyObject*>start
     hooks.drain = <PyObject*>drain
     hooks.synchronize = <PyObject*>synchronize
@@ -423,8 +425,8 @@ def counters():
     cdef CaptureCounters* numbers = &c_counters()
     cdef RecordQueue* queue = &RecordQueue.get()
     return {
-        "operators": numbers.operators, "misses": numbers.misses, "uploads": numbers.uploads,
-        "upload_bytes": numbers.upload_bytes, "reads": numbers.reads, "moves": numbers.moves,
+        "operators": numbers.operators, "misses": numbers.misses,
+        "new_sizes": numbers.new_sizes, "uploads": numbers.uploads, "upload_bytes": numbers.upload_bytes, "reads": numbers.reads, "moves": numbers.moves,
         "records_issued": queue.issued(), "records_executed": queue.executed(),
         "bytes_issued": queue.bytes_issued(), "bytes_executed": queue.bytes_executed(),
         "live_slots": queue.live_slots(), "cached_calls": num_entries(),

@@ -62,6 +62,19 @@ ArgumentKind kind_of(const c10::TypePtr& type, bool scalars_shape) {
   }
 }
 
+// What the schema types as a size; and the ends of an arange, which it types as any number.
+bool is_size(const c10::TypePtr& type, std::string_view name) {
+  switch (type->kind()) {
+    case c10::TypeKind::OptionalType:
+      return is_size(type->castRaw<c10::OptionalType>()->getElementType(), name);
+    case c10::TypeKind::ListType:
+      return type->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::SymIntType;
+    case c10::TypeKind::SymIntType: return true;
+    case c10::TypeKind::NumberType: return name == "aten::arange";
+    default: return false;
+  }
+}
+
 }  // namespace
 
 std::optional<c10::OperatorHandle> own_random_operator(const c10::OperatorName& name) {
@@ -82,7 +95,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
     const bool written = alias != nullptr && alias->isWrite();
     const auto kind = kind_of(argument.real_type(), scalars_shape);
     if (kind == ArgumentKind::kGenerator) generator_argument = static_cast<int16_t>(arguments.size());
-    arguments.push_back({kind, written});
+    arguments.push_back({kind, written, is_size(argument.real_type(), name)});
     writes = writes || written;
   }
   for (const auto& value : schema.returns()) {

@@ -23,6 +23,7 @@ enum class ArgumentKind : uint8_t {
 struct ArgumentInfo {
   ArgumentKind kind;
   bool written;
+  bool is_size;  // a number, or a list of them, that may be a size of a tensor
 };
 
 struct ReturnInfo {

@@ -39,6 +39,34 @@ py::object to_python(const at::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
 
+// Distributed tensors go as (meta tensor, sharding number), in lists too.
+py::list to_python(const OperatorInfo& info, const c10::IValue* arguments) {
+  const auto convert = [](const at::Tensor& tensor) -> py::object {
+    if (!on_workers(tensor)) return tensor.defined() ? to_python(tensor) : py::none();
+    auto meta = at::empty_strided(tensor.sizes(), tensor.strides(),
+                                  tensor.options().device(c10::kMeta).requires_grad(false));
+    return py::make_tuple(to_python(meta), slot_of(tensor).sharding);
+  };
+  py::list values;
+  for (size_t a = 0; a < info.arguments.size(); ++a) {
+    const auto& value = arguments[a];
+    if (value.isTensor()) {
+      values.append(convert(value.toTensor()));
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      py::list list;
+      for (const auto& element : value.toListRef()) {
+        list.append(element.isTensor() ? convert(element.toTensor()) : py::none());
+      }
+      values.append(list);
+    } else if (value.isGenerator()) {
+      values.append(py::none());
+    } else {
+      values.append(torch::jit::toPyObject(value));
+    }
+  }
+  return values;
+}
+
 }  // namespace
 
 PythonHooks& python_hooks() {
@@ -117,30 +145,7 @@ void decompose_in_python(const c10::FunctionSchema& schema, PyObject* function, 
 void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
                        CallEntry* entry) {
   py::gil_scoped_acquire gil;
-  // Distributed tensors go as (meta tensor, sharding number), in lists too.
-  const auto convert = [](const at::Tensor& tensor) -> py::object {
-    if (!on_workers(tensor)) return tensor.defined() ? to_python(tensor) : py::none();
-    auto meta = at::empty_strided(tensor.sizes(), tensor.strides(),
-                                  tensor.options().device(c10::kMeta).requires_grad(false));
-    return py::make_tuple(to_python(meta), slot_of(tensor).sharding);
-  };
-  py::list values;
-  for (size_t a = 0; a < info.arguments.size(); ++a) {
-    const auto& value = arguments[a];
-    if (value.isTensor()) {
-      values.append(convert(value.toTensor()));
-    } else if (value.isTensorList() || value.isOptionalTensorList()) {
-      py::list list;
-      for (const auto& element : value.toListRef()) {
-        list.append(element.isTensor() ? convert(element.toTensor()) : py::none());
-      }
-      values.append(list);
-    } else if (value.isGenerator()) {
-      values.append(py::none());
-    } else {
-      values.append(torch::jit::toPyObject(value));
-    }
-  }
+  const py::list values = to_python(info, arguments);
   py::list outputs;
   for (const auto& output : entry->outputs) {
     if (output.kind == OutputKind::kUndefined) outputs.append(py::none());
@@ -189,6 +194,40 @@ void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, b
       meta.sharding = shardings.at(next++);
     }
   }
+}
+
+std::optional<FamilyFormula> work_out_formula(const OperatorInfo& info, const c10::IValue* arguments,
+                                              const CallKey& key, const CallFamily& family,
+                                              const FamilyQuestion& question) {
+  c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+  py::gil_scoped_acquire gil;
+  py::list values = to_python(info, arguments), is_size;
+  for (const auto& argument : info.arguments) is_size.append(argument.is_size);
+  // A part that lies elsewhere has the same sizes: here it lies first, and its end is its extent.
+  const auto [first, last] = key.left_out;
+  if (last != 0) values[first] = 0;
+  if (last == first + 2) values[first + 1] = family.values[0];
+  const std::string& overload = info.overload.empty() ? std::string("default") : info.overload;
+  auto answer = call(python_hooks().sizes, py::str(info.name), py::str(overload), values, is_size,
+                     py::make_tuple(first, last), py::cast(family.values),
+                     py::cast(question.before), py::cast(question.varies));
+  if (answer.is_none()) return std::nullopt;
+  using Code = std::vector<int64_t>;
+  using Codes = std::vector<Code>;
+  auto [conditions, outputs] =
+      answer.cast<std::pair<Codes, std::vector<std::tuple<Codes, Codes, Code>>>>();
+  const auto compile = [&](Codes& codes) {
+    std::vector<SizeProgram> programs;
+    for (auto& code : codes) programs.emplace_back(std::move(code), family.values.size());
+    return programs;
+  };
+  FamilyFormula formula{compile(conditions), {}};
+  for (auto& [sizes, strides, offset] : outputs) {
+    formula.outputs.push_back(
+        {compile(sizes), compile(strides), SizeProgram(std::move(offset), family.values.size())});
+  }
+  return formula;
 }
 
 void rethrow_interrupt() {

@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include "capture/call_entry.h"
+#include "capture/call_family.h"
 
 namespace dtorch {
 
@@ -12,6 +13,7 @@ struct PythonHooks {
   PyObject* read = nullptr;      // (tensor) -> CPU tensor with its full value
   PyObject* describe = nullptr;  // (slots) -> [(dtype, sizes, strides, offset), ...]
   PyObject* shard = nullptr;     // see call_sharding_hook
+  PyObject* sizes = nullptr;     // see work_out_formula
   PyObject* start = nullptr;     // () -> None: the runtime is needed and not started
   PyObject* drain = nullptr;     // () -> None: raises if the workers are gone
   PyObject* synchronize = nullptr;  // () -> None: waits for everything issued
@@ -32,6 +34,11 @@ std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots);
 // will be cut, the entry gets their global sizes.
 void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
                        CallEntry* entry);
+// Asks dtorch_mpi.sizes what the outputs' sizes are for other sizes of the arguments; nullopt where
+// that is not known.
+std::optional<FamilyFormula> work_out_formula(const OperatorInfo& info, const c10::IValue* arguments,
+                                              const CallKey& key, const CallFamily& family,
+                                              const FamilyQuestion& question);
 // In a catch block: lets a Ctrl-C that came in a Python kernel go on to the user.
 void rethrow_interrupt();
 void start_runtime();

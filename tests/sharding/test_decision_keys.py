@@ -23,6 +23,9 @@ LONGER = {
     "gelu": lambda n: (aten.gelu.default, Placed(randn(4, n, 8), [S0, S2])),
     "mm": lambda n: (aten.mm.default, Placed(randn(4 * n, 8), [S0, R]),
                      Placed(randn(8, 6), [R, S1])),
+    "sum": lambda n: (aten.sum.dim_IntList, Placed(randn(4, n, 8), [S0, S2]), [-1]),
+    "mean": lambda n: (aten.mean.dim, Placed(randn(4, n, 8), [S0, R]), [0, 2]),
+    "amax": lambda n: (aten.amax.default, Placed(randn(4, n, 8), [S0, R]), [2]),
     "softmax": lambda n: (aten._softmax.default, Placed(randn(4, n, n), [S0, R]), -1, False),
 }  # fmt: skip
 

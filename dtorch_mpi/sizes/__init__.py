@@ -1,0 +1,1 @@
+"""Output sizes of known operators for sizes that were not seen before."""
