@@ -1,5 +1,6 @@
 """How each operator runs on shards: the rules, the checks on them, and the caches."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch

@@ -54,7 +54,9 @@ def test_slots_far_beyond_the_table(worker):
         assert worker.num_failures == failures, slot
 
 
-@pytest.mark.parametrize("script", ["wild_promises", "wild_replies", "wild_transfers", "wild_sizes"])
+@pytest.mark.parametrize(
+    "script", ["wild_promises", "wild_replies", "wild_transfers", "wild_sizes"]
+)
 def test_what_comes_over_mpi(script):
     folder = Path(__file__).parent
     ended = run_job(folder / f"{script}.py", launcher="mpirun", workers=1)

@@ -46,7 +46,8 @@ else:
     def send(number):
         header = struct.pack(
             f"IiiIiIIIQQ{2 * MAX_DIMS}q",
-            *(1, 6, 1, 0, 0, 0, 0, 0, number, 8, 2, *[0] * (MAX_DIMS - 1), 1, *[0] * (MAX_DIMS - 1)),
+            *(1, 6, 1, 0, 0, 0, 0, 0, number, 8),
+            *(2, *[0] * (MAX_DIMS - 1), 1, *[0] * (MAX_DIMS - 1)),
         )  # fmt: skip
         comm.Send([header, MPI.BYTE], 1, TAG)
         comm.Send([numpy.ones(2, "float32"), MPI.BYTE], 1, TAG)
