@@ -4,45 +4,18 @@
 
 Each figure is a ratio of medians from one run on one machine, A and B measured in turn. It is
 printed in a table and again as a line `name=value unit`. The parts that need ranks are started
-with mpirun from here; under load from elsewhere the figures mean little.
+with mpirun from here; under load from elsewhere the figures mean little. Nothing is rewritten.
 """
 
 import argparse
 import os
-import re
 import statistics
-import subprocess
-import sys
 import time
 
 import torch
+from figures import FIGURES, in_turn, report, seconds, start_ranks, table
 
 SIZE = 8
-FIGURES = []  # (name, value, unit, target or None)
-
-
-def report(name, value, unit, target=None):
-    FIGURES.append((name, value, unit, target))
-    print(f"{name}={value:.4g} {unit}", flush=True)
-
-
-def seconds(function, count):
-    begin = time.perf_counter()
-    for _ in range(count):
-        function()
-    return (time.perf_counter() - begin) / count
-
-
-def in_turn(first, second, count, rounds, between=lambda: None):
-    """Medians of seconds a call, first and second measured alternately."""
-    taken = ([], [])
-    for _ in range(rounds):
-        for function, times in zip((first, second), taken, strict=True):
-            seconds(function, 50)
-            between()
-            times.append(seconds(function, count))
-            between()
-    return statistics.median(taken[0]), statistics.median(taken[1])
 
 
 def operators(device):
@@ -156,7 +129,6 @@ def dtensor(dt, rounds, count):
 
 def gpt_step(dt, rounds):
     """Figure 4: a training step of a 4-layer GPT over plain PyTorch with the same threads."""
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     from gpt import GPT, GPTConfig
 
     def trainer(device):
@@ -240,18 +212,6 @@ def ranks_part(dt, arguments):
     sharded(dt, prefix, arguments.rounds)
 
 
-def start_ranks(workers, arguments):
-    command = ["mpirun", "-n", str(workers + 1), sys.executable, os.path.abspath(__file__),
-               "--ranks", "--rounds", str(arguments.rounds), "--count", str(arguments.count)]
-    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
-    if "Open MPI" in version or "OpenRTE" in version:
-        command[1:1] = ["--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if done.returncode != 0:
-        raise RuntimeError(f"{command} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return re.findall(r"^(\S+)=(\S+) (\S+)$", done.stdout, re.MULTILINE)
-
-
 def target_of(name):
     if ".end_to_end." in name and name.endswith(".ratio"):
         return 1.37
@@ -265,7 +225,9 @@ def ranks(workers_counts, repeats, arguments):
     found = {}
     for _ in range(repeats):
         for workers in workers_counts:
-            for name, value, unit in start_ranks(workers, arguments):
+            options = ["--ranks", "--rounds", str(arguments.rounds)]
+            options += ["--count", str(arguments.count)]
+            for name, value, unit in start_ranks(__file__, workers + 1, *options):
                 found.setdefault((name, unit), []).append(float(value))
     for (name, unit), values in found.items():
         report(name, statistics.median(values), unit, target_of(name))
@@ -280,17 +242,6 @@ def flatness(workers_counts):
         report(f"flat.{what}", max(found) / min(found), "x", 1.2)
 
 
-def table():
-    print(f"\n{'figure':44}{'value':>12} {'unit':10}{'target':>10}")
-    for name, value, unit, target in FIGURES:
-        goal = ""
-        if target is not None:
-            met = value >= -target if target < 0 else value <= target
-            goal = f">= {-target:g}" if target < 0 else f"<= {target:g}"
-            goal += "" if met else "  MISSED"
-        print(f"{name:44}{value:12.4g} {unit:10}{goal:>10}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds, no job of 16")
@@ -303,7 +254,7 @@ def main():
         arguments.rounds, arguments.count = 3, 20_000
     import dtorch_mpi as dt
 
-    dt.init()
+    dt.init(passes="none")  # what is issued is executed
     if arguments.ranks:
         return ranks_part(dt, arguments)
     wanted = set(arguments.only.split(",")) if arguments.only else {

@@ -101,6 +101,8 @@ cdef class Controller:
         self.window_words = window_bytes // 4
         self.gather_records = 256
         self.gather_microseconds = gather_microseconds
+        # Before the thread runs: a client that flushes may send the first batches itself.
+        self.sent_bytes = RecordQueue.get().bytes_executed()
         self.tracer = new Tracer(<void*>self, send_batch, traces)
 
     def __dealloc__(self):
@@ -178,7 +180,6 @@ cdef class Controller:
         cdef uint64_t pending, seen = 0
         cdef cbool busy, flush
         cdef int64_t patience = 100
-        self.sent_bytes = queue.bytes_executed()
         while True:
             self.look_at_progress(queue)
             if self.executed_records != seen:
