@@ -1,6 +1,6 @@
 """Run random tensor programs on `dtorch` and on plain PyTorch, and shrink what differs.
 
-    python scripts/fuzz.py --minutes 10 [--seed 0] [--workers 4]
+    python scripts/fuzz.py --minutes 10 [--seed 0] [--workers 4] [--times 5]
 
 Prints each fault once as the shortest program found, and ends with 1 if there was one.
 """
@@ -17,8 +17,11 @@ from hypothesis import HealthCheck, Phase, settings
 MESHES = {1: [(1,)], 2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)]}
 
 
-def hunt(mesh, seed, examples):
-    """The shortest program whose values differ and what differs, or None."""
+def hunt(mesh, seed, examples, times=1):
+    """The shortest program whose values differ and what differs, or None.
+
+    times: how often each is run; from the third time on it is replayed.
+    """
     found = {}
 
     @hypothesis.seed(seed)
@@ -28,7 +31,7 @@ def hunt(mesh, seed, examples):
     )
     @hypothesis.given(programs(len(mesh.shape)))
     def check(lines):
-        wrong = differences(lines, mesh)
+        wrong = differences(lines, mesh, times)
         if wrong:
             found["program"], found["wrong"] = lines, wrong
             raise AssertionError(wrong.partition("\n")[0])
@@ -46,6 +49,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0, help="0: 1 to 4 in turn")
     parser.add_argument("--examples", type=int, default=200, help="programs between two seeds")
+    parser.add_argument("--times", type=int, default=1,
+                        help="run each so often: from the third time on it is replayed")
     arguments = parser.parse_args()
     import dtorch_mpi as dt
 
@@ -57,7 +62,8 @@ def main():
         dt.init(workers=workers)
         for shape in MESHES[workers]:
             mesh = dt.init_device_mesh(shape)
-            result = hunt(mesh, seeds.randrange(1 << 30), arguments.examples)
+            result = hunt(mesh, seeds.randrange(1 << 30), arguments.examples,
+                          arguments.times)
             if result is not None:
                 faults += 1
                 print(f"\n{text(result[0], mesh)}\n  {result[1]}", flush=True)

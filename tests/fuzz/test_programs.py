@@ -73,6 +73,15 @@ def test_random_programs(mesh_of, shape):
     assert found is None, f"{text(found[0], mesh)}\n{found[1]}"
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 2)])
+def test_random_programs_that_are_replayed(mesh_of, shape):
+    mesh = mesh_of(shape)
+    found = hunt(mesh, seed=21, examples=25, times=5)
+    assert found is None, f"{text(found[0], mesh)}\n{found[1]}"
+    assert dt.debug.counters()["replays"] > 20
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_program(mesh_of, name):
     shape, program = KEPT[name]
