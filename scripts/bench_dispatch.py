@@ -129,38 +129,14 @@ def dtensor(dt, rounds, count):
 
 def gpt_step(dt, rounds):
     """Figure 4: a training step of a 4-layer GPT over plain PyTorch with the same threads."""
-    from gpt import GPT, GPTConfig
-
-    def trainer(device):
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(layers=4, width=256, heads=8, block=128)).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-        tokens = torch.randint(0, 256, (8, 129)).to(device)
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-        def step():
-            logits = model(inputs)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        def steps(count):
-            for _ in range(count):
-                loss = step()
-            loss.item()
-
-        return steps
+    from bench_engine import seconds_a_step, trainer
 
     ours, eager = trainer("dtorch"), trainer("cpu")
-    ours(2), eager(2)
+    seconds_a_step(ours, 2), seconds_a_step(eager, 2)
     taken = ([], [])
     for _ in range(rounds):
         for steps, times in zip((ours, eager), taken, strict=True):
-            begin = time.perf_counter()
-            steps(4)
-            times.append((time.perf_counter() - begin) / 4)
+            times.append(seconds_a_step(steps))
     mine, theirs = statistics.median(taken[0]), statistics.median(taken[1])
     report("gpt.step", mine * 1e3, "ms")
     report("gpt.step.eager", theirs * 1e3, "ms")
