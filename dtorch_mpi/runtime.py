@@ -11,6 +11,7 @@ import torch
 from . import _controller, _core, _transport, _worker
 from .call_sites import LIBRARY_FOLDERS
 from .errors import WorkerError
+from .kernels.alternatives import configure
 from .settings import from_environment
 
 _lock = threading.RLock()
@@ -288,6 +289,8 @@ def init(workers=None, cohost=None, **settings):
                 "in an atexit function registered after dtorch_mpi was imported at the latest"
             )
         chosen = from_environment(workers=workers, cohost=cohost, **settings)
+        configure(chosen.kernels)
+        _core.capture_users_operators()  # those of libraries that were loaded by other ways
         from .launch.environment import detect
 
         launch = detect()
@@ -393,6 +396,7 @@ def register():
     """Make the device known to PyTorch; runs once, at import."""
     from . import endings, loading, printing, tensor
     from .device_module import max_memory_allocated, memory_allocated, reset_peak_memory_stats
+    from .kernels import interception
     from .sharding.hook import shard
     from .sizes.families import sizes
 
@@ -427,6 +431,7 @@ def register():
     printing.install()
     loading.install()
     endings.install()
+    interception.install()
 
 
 def _description(running, replies):

@@ -25,6 +25,8 @@ class Settings:
     """Whether what the program does again is replayed by the workers."""
     passes: str = "all"
     """Which passes rewrite it: all, none, or names with commas between."""
+    kernels: str = ""
+    """Python kernels that stand in for PyTorch's operators: names with commas between."""
     spins: int = 500
     """How often a waiting worker yields before it sleeps."""
     home: str = ""

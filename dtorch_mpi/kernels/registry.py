@@ -1,4 +1,4 @@
-"""The registry of Python kernels, and how one is called from the client.
+"""Functions that make tensors on the workers of no tensors, and how one is called from the client.
 
 Only registered names travel, with arguments in msgpack: nothing is unpickled on a worker.
 """

@@ -150,6 +150,14 @@ bool judges_values(std::string_view name) {
   return !name.starts_with("aten::");
 }
 
+// Whether a user's meta function says that it can't tell, in the words of torch.library (2.13).
+bool declines(const std::exception& error) {
+  if (dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr) return true;
+  const std::string_view text = error.what();
+  return text.find("no fake impl registered") != std::string_view::npos ||
+         text.find("output Tensor with data-dependent shape") != std::string_view::npos;
+}
+
 // Whether a run on the client costs next to nothing.
 bool is_small(const OperatorInfo& info, const c10::IValue* arguments, const CallEntry& entry,
               int64_t few) {
@@ -278,6 +286,9 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   Stack stack = stand_ins(info, arguments, c10::kMeta);
   const Stack called_with = info.writes ? stack : Stack();
+  // A composite kernel would be run in place of a user's missing meta function, which is not for
+  // the client to do.
+  if (info.is_users && !info.handle.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return false;
   try {
     if (info.takes_host_indices && has_mask(info, arguments)) {
       // Only index_put's come here. Where they write depends on the data; the shape does not.
@@ -286,8 +297,12 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
     } else {
       info.handle.callBoxed(stack);
     }
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     rethrow_interrupt();
+    if (info.is_users) {
+      if (declines(error)) return false;
+      throw;
+    }
     // Either the user's arguments are wrong, or the meta kernel is: the CPU's kernel knows,
     // and its error is the one that PyTorch's users expect.
     check_on_host(info, arguments);

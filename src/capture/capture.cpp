@@ -423,7 +423,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   }
   if (C10_UNLIKELY(rule == MetaRule::kDynamic)) {
     // The key is kept all the same: what was checked once need not be again.
-    if (entry == nullptr) check_on_host(info, arguments);
+    if (entry == nullptr && !info.is_users) check_on_host(info, arguments);
     CallEntry measured;
     capture_measured(queue, info, key, arguments, site, generator, &measured, &slots);
     push_outputs(info, measured, slots, 0, false, stack);
@@ -465,6 +465,13 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     Resized resized;
     const bool measured =
         rule != MetaRule::kMeta || !infer_outputs(info, arguments, fresh.get(), &resized);
+    if (measured && info.is_users && rule == MetaRule::kMeta) {
+      // It has no meta function, and what it returns may depend on the data.
+      queue.lock.lock();
+      info.meta_rule = MetaRule::kDynamic;
+      queue.lock.unlock();
+      return capture(op, stack);
+    }
     // Workers that have the whole tensor resize it as the operator runs. What is cut, or not
     // returned, is brought to its size before.
     if (!resized.empty() && (key.sharded || info.returns.empty())) {

@@ -16,6 +16,11 @@ void capture(const c10::OperatorHandle& op, Stack* stack);
 // Registers capture() as the fallback and for the composite operators that would otherwise
 // run before it. Returns how many operators were named.
 size_t register_capture();
+// The same for a user's operator; false where there is nothing to do. A kernel that the user
+// registered for the device stays.
+bool capture_operator(const std::string& name, const std::string& overload);
+// For all there are. Returns how many it was.
+size_t capture_users_operators();
 
 // Sends a CPU tensor's value to the workers, each its own part under `sharding`.
 at::Tensor upload(const at::Tensor& tensor, uint32_t sharding);

@@ -148,6 +148,8 @@ cdef extern from "capture/capture.h" namespace "dtorch":
         const string&, const string&, const vector[TensorMeta]&) except +
     void c_define_mesh "dtorch::define_mesh"(uint32_t, IntArrayRef, IntArrayRef) except +
     void c_define_sharding "dtorch::define_sharding"(uint32_t, uint32_t, IntArrayRef) except +
+    cbool c_capture_operator "dtorch::capture_operator"(const string&, const string&) except +
+    size_t c_capture_users_operators "dtorch::capture_users_operators"() except +
     void c_emit_mark "dtorch::emit_mark"() except +
     void c_emit_shutdown "dtorch::emit_shutdown"() except +
     cppclass CaptureCounters:
@@ -185,6 +187,8 @@ cdef extern from *:
     object dtorch_known_call(uint32_t number)
     string c_operator_name "dtorch::operator_name"(uint32_t)
     uint32_t c_number_operator "dtorch::number_operator"(const string&, const string&) except +
+    cbool c_is_users_operator "dtorch::is_users_operator"(const string&)
+    void c_forget_call "dtorch::forget_calls"(const string&, const string&)
 
 
 cdef extern from "capture/call_site.h" namespace "dtorch":
@@ -346,6 +350,31 @@ def number_operator(str name):
     """
     packet, _, overload = name.partition(".")
     return c_number_operator(packet.encode(), overload.encode())
+
+
+def is_users_operator(str name):
+    """Whether an operator such as ns::op is neither PyTorch's nor dtorch_mpi's."""
+    return c_is_users_operator(name.encode())
+
+
+def capture_operator(str name):
+    """Have calls of a user's operator such as ns::op.overload captured, not run on the client.
+
+    Only where its composite kernel would be run; False where there is nothing to do.
+    """
+    packet, _, overload = name.partition(".")
+    return c_capture_operator(packet.encode(), overload.encode())
+
+
+def capture_users_operators():
+    """The same for all users' operators that there are; returns how many it was."""
+    return c_capture_users_operators()
+
+
+def forget_operator(str name):
+    """What is known of an operator such as ns::op.overload holds no more: it was redefined."""
+    packet, _, overload = name.partition(".")
+    c_forget_call(packet.encode(), overload.encode())
 
 
 def operator_name(uint32_t number):

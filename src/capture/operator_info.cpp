@@ -1,7 +1,6 @@
 #include "capture/operator_info.h"
 
 #include <memory>
-#include <string_view>
 #include <unordered_map>
 
 namespace dtorch {
@@ -32,6 +31,15 @@ constexpr std::string_view kShapedByScalars[] = {
 constexpr std::string_view kHostIndices[] = {"aten::index", "aten::index_put", "aten::index_put_",
                                              "aten::_index_put_impl_", "aten::_unsafe_index",
                                              "aten::_unsafe_index_put"};
+
+// Of torch 2.13, with what torch.distributed brings, and ours.
+constexpr std::string_view kOwnNamespaces[] = {
+    "aten", "prim", "prims", "rngprims", "debugprims", "dtorch", "profiler", "inductor",
+    "inductor_prims", "_inductor_test", "quantized", "_quantized", "quantization",
+    "quantized_decomposed", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "onnx", "onnx_symbolic",
+    "xnnpack", "prepacked", "sparse", "static_runtime", "streams", "symm_mem", "c10d",
+    "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "export",
+    "flex_lib", "higher_order", "cuda", "debug_mode_ops", "_native", "_test", "_caffe2"};
 
 template <size_t N>
 bool contains(const std::string_view (&names)[N], std::string_view name) {
@@ -77,6 +85,10 @@ bool is_size(const c10::TypePtr& type, std::string_view name) {
 
 }  // namespace
 
+bool is_users_operator(std::string_view name) {
+  return !contains(kOwnNamespaces, name.substr(0, name.find("::")));
+}
+
 std::optional<c10::OperatorHandle> own_random_operator(const c10::OperatorName& name) {
   constexpr std::string_view kAten = "aten::";
   if (!name.name.starts_with(kAten)) return std::nullopt;
@@ -89,6 +101,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
   const auto& schema = handle.schema();
   name = schema.name();
   overload = schema.overload_name();
+  is_users = is_users_operator(name);
   const bool scalars_shape = contains(kShapedByScalars, name);
   for (const auto& argument : schema.arguments()) {
     const auto* alias = argument.alias_info();
@@ -145,20 +158,50 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
   absolute_offset = name == "aten::as_strided";
 }
 
-OperatorInfo& operator_info(const c10::OperatorHandle& handle) {
-  static std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OperatorInfo>> all;
+namespace {
+
+struct KnownOperators {
   struct Recent {
     const c10::FunctionSchema* schema = nullptr;
     OperatorInfo* info = nullptr;
   };
-  static Recent recent[512];
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OperatorInfo>> by_schema;
+  Recent recent[512];
+  uint32_t next_number = 0;
+};
+
+KnownOperators& known_operators() {
+  static auto* instance = new KnownOperators;
+  return *instance;
+}
+
+}  // namespace
+
+OperatorInfo& operator_info(const c10::OperatorHandle& handle) {
+  static KnownOperators& known = known_operators();
   const auto* schema = &handle.schema();
-  auto& slot = recent[(reinterpret_cast<uintptr_t>(schema) >> 5) % 512];
+  auto& slot = known.recent[(reinterpret_cast<uintptr_t>(schema) >> 5) % std::size(known.recent)];
   if (slot.schema == schema) return *slot.info;
-  auto& entry = all[schema];
-  if (!entry) entry = std::make_unique<OperatorInfo>(handle, static_cast<uint32_t>(all.size()));
+  auto& entry = known.by_schema[schema];
+  if (!entry) entry = std::make_unique<OperatorInfo>(handle, known.next_number++);
   slot = {schema, entry.get()};
   return *entry;
+}
+
+void forget_operator(std::string_view name, std::string_view overload) {
+  auto& known = known_operators();
+  for (auto it = known.by_schema.begin(); it != known.by_schema.end();) {
+    if (it->second->name != name || it->second->overload != overload) {
+      ++it;
+      continue;
+    }
+    for (auto& slot : known.recent) {
+      if (slot.info == it->second.get()) slot = {};
+    }
+    // Never freed: its address stands in keys, where no other operator's may come in its place.
+    it->second.release();
+    it = known.by_schema.erase(it);
+  }
 }
 
 }  // namespace dtorch

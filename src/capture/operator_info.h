@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -44,6 +45,10 @@ enum class MetaRule : uint8_t {
 // the rest of its metadata alone, so a loop over positions finds one entry in the cache.
 enum class Positions : uint8_t { kNone, kSelect, kSlice, kSelectBackward, kSliceBackward };
 
+// Whether an operator is not PyTorch's nor ours: mostly a Python function, which runs on the workers
+// and nowhere else.
+bool is_users_operator(std::string_view name);
+
 struct OperatorInfo {
   OperatorInfo(const c10::OperatorHandle& handle, uint32_t number);
 
@@ -55,6 +60,7 @@ struct OperatorInfo {
   MetaRule meta_rule = MetaRule::kMeta;
   uint32_t defined_for = 0;  // the generation of workers that know it
   Positions positions = Positions::kNone;
+  bool is_users = false;
   bool writes = false;
   bool views = false;
   int16_t generator_argument = -1;
@@ -73,5 +79,7 @@ std::optional<c10::OperatorHandle> own_random_operator(const c10::OperatorName& 
 
 // The entry of `handle`; the stream lock must be held.
 OperatorInfo& operator_info(const c10::OperatorHandle& handle);
+// The operator of this name has another schema or kernel from now on; the stream lock must be held.
+void forget_operator(std::string_view name, std::string_view overload);
 
 }  // namespace dtorch

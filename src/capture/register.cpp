@@ -1,9 +1,11 @@
+#include <map>
 #include <string_view>
 
 #include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
 #include "capture/capture.h"
+#include "capture/operator_info.h"
 
 namespace dtorch {
 namespace {
@@ -54,7 +56,38 @@ bool answers_on_client(std::string_view name) {
   return name == "aten::allclose" || name == "aten::_pack_padded_sequence";
 }
 
+bool has_composite_kernel(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
 }  // namespace
+
+bool capture_operator(const std::string& name, const std::string& overload) {
+  static auto* libraries = new std::map<std::string, torch::Library>;
+  const auto op = c10::Dispatcher::singleton().findOp({name, overload});
+  if (!op || !op->hasSchema() || !is_users_operator(name) || !has_composite_kernel(*op) ||
+      op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+    return false;
+  }
+  const std::string space = name.substr(0, name.find("::"));
+  auto library = libraries->find(space);
+  if (library == libraries->end()) {
+    library = libraries->try_emplace(space, torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1,
+                                     __FILE__, __LINE__).first;
+  }
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  library->second.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&capture>());
+  return true;
+}
+
+size_t capture_users_operators() {
+  size_t count = 0;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    count += capture_operator(name.name, name.overload_name);
+  }
+  return count;
+}
 
 size_t register_capture() {
   static auto* fallback =
@@ -70,10 +103,7 @@ size_t register_capture() {
       continue;
     }
     // These composite kernels would run instead of the fallback.
-    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
-        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
-      continue;
-    }
+    if (!has_composite_kernel(*op)) continue;
     const std::string full =
         name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&capture>());

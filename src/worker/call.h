@@ -12,6 +12,7 @@
 #include "capture/operator_info.h"
 #include "sharding/parts.h"
 #include "worker/arguments.h"
+#include "worker/kernel_error.h"
 
 namespace dtorch {
 
@@ -50,17 +51,24 @@ inline FailurePtr make_failure(WorkerState& state, const std::string& text) {
 }
 
 inline std::string message_of(const std::exception& error) {
+  std::string text;
+  if (is_python_error(error, &text)) return text;
   if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error)) {
     return first_part(c10_error->what_without_backtrace());
   }
   return first_part(error.what());
 }
 
-// Calls LibTorch with the arguments on state.stack, where the results come.
-inline bool call_kernel(WorkerState& state, const WorkerOperator& op, FailurePtr* failure) {
+// Calls LibTorch with the arguments on state.stack, where the results come. call: its number in the
+// record.
+inline bool call_kernel(WorkerState& state, const WorkerOperator& op, uint32_t call, FailurePtr* failure) {
   try {
     if (!op.unchecked.empty()) op.unchecked.check(state.stack);
-    op.handle->callBoxed(state.stack);
+    if (C10_UNLIKELY(op.users != nullptr)) {
+      op.users->call(*op.handle, call, state.device, &state.stack);
+    } else {
+      op.handle->callBoxed(state.stack);
+    }
     ++state.num_operators;
     return true;
   } catch (const std::exception& error) {
@@ -73,8 +81,15 @@ inline bool call_kernel(WorkerState& state, const WorkerOperator& op, FailurePtr
 // Decodes an operator record and calls LibTorch; results are left on state.stack.
 // absent: this worker is not part of it.
 inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number,
-                          FailurePtr* failure, bool* absent) {
+                          uint32_t call, FailurePtr* failure, bool* absent) {
   state.stack.clear();
+  if (C10_UNLIKELY(state.is_missing(number))) {
+    ArgumentDecoder(state, reader).decode(count, &state.stack);
+    *failure = make_failure(state, state.operators[number].name + "\x1fthis worker does not know the "
+                            "operator: register it (dtorch_mpi.python_kernel, torch.library) before "
+                            "dtorch_mpi.init(), where workers stay, in a module that every rank imports");
+    return false;
+  }
   const WorkerOperator& known = state.op(number);
   const c10::OperatorHandle& op = *known.handle;
   if (count != op.schema().arguments().size()) Reader::fail("another number of arguments than the operator has");
@@ -84,7 +99,7 @@ inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, ui
     *failure = std::move(obstacle.failure);
     return false;
   }
-  return call_kernel(state, known, failure);
+  return call_kernel(state, known, call, failure);
 }
 
 // The operator's tensor arguments in words, decoded again for the error text.
@@ -177,13 +192,14 @@ inline void spoil_siblings(WorkerState& state, uint32_t slot, const FailurePtr& 
   }
 }
 
-// A failed in-place operator leaves what it should have written without a value. One without
+// A failed in-place operator leaves what it should have written without a value. One of PyTorch's without
 // any return only checks what another has made (linalg.inv makes a matrix and an error code,
 // then checks the code): that has no value then.
 inline void spoil_written(WorkerState& state, Reader reader, uint32_t count, uint32_t number,
                           const FailurePtr& failure) {
+  if (state.is_missing(number)) return;
   const auto& schema = state.op(number).handle->schema();
-  const bool checks = schema.returns().empty() && !schema.is_mutable();
+  const bool checks = schema.returns().empty() && !schema.is_mutable() && !state.op(number).users;
   if (!schema.is_mutable() && !checks) return;
   for (uint32_t i = 0; i < count; ++i) {
     const auto* alias = schema.arguments()[i].alias_info();
@@ -228,11 +244,11 @@ inline void settle_failure(WorkerState& state, const Reader& arguments, Reader& 
 
 inline void run_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number) {
   if (state.notes_flight) flight_record().note(number, state.site);
-  reader.word();  // which call it is: of use on rank 0 alone
+  const uint32_t call = reader.word();
   FailurePtr failure;
   bool absent = false;
   const Reader arguments = reader;
-  if (C10_LIKELY(call_operator(state, reader, count & (kShardedOperator - 1), number, &failure, &absent))) {
+  if (C10_LIKELY(call_operator(state, reader, count & (kShardedOperator - 1), number, call, &failure, &absent))) {
     store_outputs(state, reader, nullptr, false, (count & kShardedOperator) != 0);
     state.stack.clear();  // else the outputs' memory would outlive their slots
     return;
@@ -247,13 +263,22 @@ inline void define_operator(WorkerState& state, Reader& reader, uint32_t number)
   if (number >= kMost) Reader::fail("an operator number beyond what PyTorch has");
   auto& dispatcher = c10::Dispatcher::singleton();
   auto op = dispatcher.findOp({name, overload});
-  if (!op || !op->hasSchema()) Reader::fail(("operator " + name + ", which is not registered").c_str());
+  const bool is_users = is_users_operator(name);
+  const bool is_known = op && op->hasSchema();
+  if (!is_known && !is_users) Reader::fail(("operator " + name + ", which is not registered").c_str());
   // Random operators have kernels of our own, by which numbers do not depend on the mesh.
   const auto random = own_random_operator({name, overload});
   if (random) op = random;
   if (number >= state.operators.size()) state.operators.resize(number + 64);
-  state.operators[number] = {*op, overload.empty() ? name : name + "." + overload,
-                             random.has_value(), UncheckedArguments(op->schema())};
+  auto& entry = state.operators[number];
+  entry = {};
+  entry.name = overload.empty() ? name : name + "." + overload;
+  if (is_known) {
+    entry.handle = op;
+    entry.draws_by_place = random.has_value();
+    entry.unchecked = UncheckedArguments(op->schema());
+    if (is_users) entry.users = std::make_shared<UsersOperator>();
+  }
   if (state.notes_flight) flight_record().define_op(number, name);
 }
 

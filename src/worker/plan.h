@@ -236,6 +236,7 @@ inline void bind_operator(WorkerState& state, const Stretch& stretch, uint32_t r
   Reader reader = Reader::record(at, at + stretch.window.length(record));
   const uint32_t count = reader.count() & (kShardedOperator - 1);
   const bool sharded = (reader.count() & kShardedOperator) != 0;
+  if (state.is_missing(reader.number())) return;
   const auto& schema = state.op(reader.number()).handle->schema();
   reader.enter();
   reader.word();
@@ -354,7 +355,7 @@ inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, ui
   state.site = header[3];
   if (state.notes_flight) flight_record().note(header[2], state.site);
   FailurePtr failure;
-  if (C10_UNLIKELY(!call_kernel(state, state.op(header[2]), &failure))) {
+  if (C10_UNLIKELY(!call_kernel(state, state.op(header[2]), header[kHeaderWords], &failure))) {
     Reader reader = written_record(plan, stretch, record);
     const uint32_t count = reader.count(), number = reader.number();
     reader.enter();

@@ -18,6 +18,7 @@
 #include "wire/flight.h"
 #include "wire/reader.h"
 #include "worker/unchecked.h"
+#include "worker/users_operator.h"
 
 namespace dtorch {
 
@@ -44,6 +45,7 @@ struct WorkerOperator {
   std::string name;  // as the program knows it
   bool draws_by_place = false;  // a kernel of src/random: it needs no CPU generator's state
   UncheckedArguments unchecked;
+  std::shared_ptr<UsersOperator> users;  // null for one of PyTorch's or ours
 };
 
 struct WorkerPlan;  // worker/plan.h
@@ -76,6 +78,10 @@ struct WorkerState {
       Reader::fail("an operator that was not defined");
     }
     return operators[number];
+  }
+  // Defined on rank 0, and not registered here.
+  bool is_missing(uint32_t number) const {
+    return number < operators.size() && !operators[number].handle && !operators[number].name.empty();
   }
   std::shared_ptr<const Sharding> sharding(uint32_t number) const {
     auto found = ShardingTable::get().sharding(number);

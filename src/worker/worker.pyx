@@ -10,7 +10,7 @@ from libcpp.vector cimport vector
 from libtorch cimport THPVariable_Check, THPVariable_Unpack, Tensor
 from transport.link cimport Batch, WorkerLink
 
-from dtorch_mpi.kernels import registry
+from dtorch_mpi.kernels import failures, registry
 
 
 cdef extern from "wire/reader.h" namespace "dtorch" nogil:
@@ -236,7 +236,7 @@ cdef void python_kernel(WorkerState* state, const KernelCall& call) noexcept:
             results.push_back(THPVariable_Unpack(tensor))
         store_kernel_outputs(state[0], call, results)
     except BaseException as error:
-        text = f"kernel {name}: {type(error).__name__}: {error}"
+        text = f"kernel {name}: {failures.describe(type(error), error, error.__traceback__)}"
         store_kernel_failure(state[0], call, text.encode("utf-8", "replace"))
 
 
