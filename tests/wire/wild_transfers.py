@@ -38,7 +38,7 @@ if comm.rank == 1:
 else:
     link = _mpi.MPILink(comm, [1], [False], None, "network", 50)
     controller = _controller.Controller(
-        [link.controller_end()], window_bytes=1 << 16, gather_microseconds=40
+        [link.controller_end()], window_bytes=1 << 16, gather_microseconds=40, traces=False
     )
     thread = threading.Thread(target=controller.run)
     thread.start()
