@@ -360,6 +360,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   auto& queue = RecordQueue::get();
   if (C10_UNLIKELY(!queue.is_open())) start_runtime();
   queue.throttle();
+  if (C10_UNLIKELY(client_timeline.is_on())) begin_issue();
   const uint32_t site = current_site();
 
   queue.lock.lock();
