@@ -12,6 +12,7 @@
 #include "capture/python_hooks.h"
 #include "capture/record_queue.h"
 #include "capture/wire_values.h"
+#include "profiling/client.h"
 #include "tensor/generator.h"
 #include "wire/flight.h"
 
@@ -27,6 +28,7 @@ void define_operator(RecordQueue& queue, OperatorInfo& info) {
   writer.string(info.overload);
   queue.commit(writer.end());
   info.defined_for = queue.generation();
+  note_operator(info);
   if (flight_noted_by_client()) flight_record().define_op(info.number, info.name);
 }
 
