@@ -2,7 +2,8 @@
 
 One extension a concern. Each may link the files of those before it that it names:
 
-    dtorch_mpi._core             src/tensor, src/capture, src/wire   C++, a thin Cython face
+    dtorch_mpi._core             src/tensor, src/capture, src/wire,  C++, a thin Cython face
+                                 src/profiling
     dtorch_mpi._sharding         src/sharding                        C++
     dtorch_mpi._controller       src/controller                      Cython
     dtorch_mpi._random           src/random                          C++
@@ -102,7 +103,7 @@ class BuildInOrder(BuildExtension):
 
 
 extensions = [
-    extension("_core", sources("tensor", "capture", "wire")),
+    extension("_core", sources("tensor", "capture", "wire", "profiling")),
     # -O3: the reductions are loops for the vectorizer.
     extension("_collectives", sources("collectives"), compile_flags=["-O3"]),
     extension("_sharding", sources("sharding"), links=["_core"]),

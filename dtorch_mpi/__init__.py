@@ -24,18 +24,21 @@ from .future import TensorFuture, VoidFuture  # noqa: E402
 from .kernels import python_kernel, use_kernels  # noqa: E402
 from .mesh import init_device_mesh  # noqa: E402
 from .passes import graph_pass  # noqa: E402
+from .profiler import Profile, profile  # noqa: E402
 from .runtime import init, is_initialized, num_workers, register, shutdown, sync, sync_future  # noqa: E402
 from .sharding.fallback_log import FallbackWarning  # noqa: E402
 from .sharding.users_rules import register_sharding  # noqa: E402
+from .statistics import stats  # noqa: E402
 from .steps import mark_step  # noqa: E402
 from .tensor import distribute_module, distribute_tensor, full_tensor, local_shards  # noqa: E402
 
 register()
 
 __all__ = [
-    "FallbackWarning", "Partial", "Replicate", "Shard", "TensorFuture", "VoidFuture", "WorkerError",
-    "__version__", "data", "debug", "distribute_module", "distribute_tensor", "empty", "full",
-    "full_tensor", "graph_pass", "init", "init_device_mesh", "is_initialized", "kernels",
-    "local_shards", "mark_step", "num_workers", "ones", "python_kernel", "rand", "randint",
-    "randn", "register_sharding", "shutdown", "sync", "sync_future", "use_kernels", "zeros",
+    "FallbackWarning", "Partial", "Profile", "Replicate", "Shard", "TensorFuture", "VoidFuture",
+    "WorkerError", "__version__", "data", "debug", "distribute_module", "distribute_tensor",
+    "empty", "full", "full_tensor", "graph_pass", "init", "init_device_mesh", "is_initialized",
+    "kernels", "local_shards", "mark_step", "num_workers", "ones", "profile", "python_kernel",
+    "rand", "randint", "randn", "register_sharding", "shutdown", "stats", "sync", "sync_future",
+    "use_kernels", "zeros",
 ]  # fmt: skip

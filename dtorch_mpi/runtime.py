@@ -57,6 +57,11 @@ class Runtime:
             self.planner = Planner(self.controller, self.settings.passes)
 
     @property
+    def local_workers(self):
+        """The numbers of those that run in this process."""
+        return {worker.index for worker in self._workers}
+
+    @property
     def num_batches(self):
         return self.controller.num_batches
 

@@ -40,6 +40,10 @@ def kernel(name):
     return register
 
 
+def kernel_names():
+    return list(_kernels)
+
+
 def call(name, args, *, sizes, dtype, mesh=None, placements=None):
     """Run a kernel on every worker and return its output, a dtorch tensor.
 

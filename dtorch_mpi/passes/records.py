@@ -377,7 +377,9 @@ class _Encoder:
         sharded = any(v.sharding for v in (*node.inputs(), *node.outputs))
         self.words[begin + 1] |= (len(node.arguments) | (SHARDED if sharded else 0)) << 16
         self.words[begin + 2] = number
-        self.words.append(0)
+        # A profile shows the shapes of the call that it is another form of.
+        calls = [other.words[HEADER_WORDS] for other in node.stands_for if other.kind == "operator"]
+        self.words.append(calls[0] if len(calls) == 1 else 0)
         for argument in node.arguments:
             self._argument(argument)
         for returned in node.returns or node.outputs:

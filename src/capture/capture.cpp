@@ -13,6 +13,7 @@
 #include "capture/python_hooks.h"
 #include "capture/record_queue.h"
 #include "capture/wire_values.h"
+#include "profiling/client.h"
 #include "tensor/generator.h"
 #include "wire/flight.h"
 
@@ -28,6 +29,7 @@ void define_operator(RecordQueue& queue, OperatorInfo& info) {
   writer.string(info.overload);
   queue.commit(writer.end());
   info.defined_for = queue.generation();
+  note_operator(info);
   if (flight_noted_by_client()) flight_record().define_op(info.number, info.name);
 }
 
@@ -375,6 +377,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   auto& queue = RecordQueue::get();
   if (C10_UNLIKELY(!queue.is_open())) start_runtime();
   queue.throttle();
+  if (C10_UNLIKELY(client_timeline.is_on())) begin_issue();
   const uint32_t site = current_site();
 
   queue.lock.lock();

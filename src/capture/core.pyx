@@ -9,6 +9,7 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from libtorch cimport THPVariable_Check, THPVariable_Unpack, THPVariable_Wrap, Tensor
+from profiling.timeline cimport Timeline
 
 
 cdef extern from "c10/core/ScalarType.h" namespace "c10":
@@ -189,6 +190,25 @@ cdef extern from *:
     uint32_t c_number_operator "dtorch::number_operator"(const string&, const string&) except +
     cbool c_is_users_operator "dtorch::is_users_operator"(const string&)
     void c_forget_call "dtorch::forget_calls"(const string&, const string&)
+
+
+cdef extern from *:
+    """
+    #include "profiling/client.h"
+
+    static void dtorch_begin_timeline(size_t capacity) {
+      std::vector<dtorch::Event> room(capacity);
+      std::lock_guard<dtorch::SpinLock> guard(dtorch::RecordQueue::get().lock);
+      dtorch::client_timeline.start(std::move(room));
+    }
+    static void dtorch_stop_timeline() {
+      std::lock_guard<dtorch::SpinLock> guard(dtorch::RecordQueue::get().lock);
+      dtorch::client_timeline.stop();
+    }
+    """
+    void dtorch_begin_timeline(size_t) except +
+    void dtorch_stop_timeline()
+    Timeline& client_timeline "dtorch::client_timeline"
 
 
 cdef extern from "capture/call_site.h" namespace "dtorch":
@@ -425,6 +445,23 @@ def site_text(uint32_t site):
 
 def add_library_folder(str folder):
     c_add_library_folder(folder.encode())
+
+
+def begin_timeline(size_t capacity):
+    """Note the records that are issued from now on, the last `capacity` of them."""
+    dtorch_begin_timeline(capacity)
+
+
+def stop_timeline():
+    dtorch_stop_timeline()
+
+
+def take_timeline():
+    """(events as bytes, how many were lost) of a timeline that has been stopped; forgets them."""
+    events = client_timeline.bytes(0, client_timeline.size())
+    lost = client_timeline.lost()
+    client_timeline.clear()
+    return events, lost
 
 
 def open_flight_record(str path, uint32_t rank, uint32_t world, str host, str role, *, by_client):

@@ -22,10 +22,17 @@ Known& known() {
 
 }  // namespace
 
+void note_operator(const OperatorInfo& info) {
+  auto& names = known().operators;
+  if (info.number >= names.size()) names.resize(info.number + 64);
+  names[info.number] = info.overload.empty() ? info.name : info.name + "." + info.overload;
+}
+
 void note_call(const OperatorInfo& info, const CallKey& key, const CallEntry& entry) {
   auto& all = known();
   auto call = std::make_shared<KnownCall>();
-  call->name = info.overload.empty() ? info.name : info.name + "." + info.overload;
+  note_operator(info);
+  call->name = all.operators[info.number];
   for (const at::Tensor* input : key.inputs) {
     TensorMeta meta;
     meta.sizes.assign(input->sizes().begin(), input->sizes().end());
@@ -43,8 +50,6 @@ void note_call(const OperatorInfo& info, const CallKey& key, const CallEntry& en
     all.calls.pop_front();
     ++all.first;
   }
-  if (info.number >= all.operators.size()) all.operators.resize(info.number + 64);
-  all.operators[info.number] = all.calls.back()->name;
 }
 
 std::shared_ptr<const KnownCall> known_call(uint32_t number) {
@@ -57,7 +62,9 @@ std::shared_ptr<const KnownCall> known_call(uint32_t number) {
 uint32_t number_operator(const std::string& name, const std::string& overload) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   std::lock_guard<SpinLock> guard(RecordQueue::get().lock);
-  return operator_info(handle).number;
+  const auto& info = operator_info(handle);
+  note_operator(info);
+  return info.number;
 }
 
 void forget_calls(const std::string& name, const std::string& overload) {

@@ -15,7 +15,9 @@ struct KnownCall {
   std::vector<OutputMeta> outputs;
 };
 
-// Takes note of an entry that was just made; the stream lock must be held.
+// Takes note of an operator's name, and of an entry that was just made; the stream lock must be
+// held.
+void note_operator(const OperatorInfo& info);
 void note_call(const OperatorInfo& info, const CallKey& key, const CallEntry& entry);
 // Null for a number that is not known, or was forgotten.
 std::shared_ptr<const KnownCall> known_call(uint32_t number);

@@ -7,6 +7,8 @@
 #include <Python.h>
 #include <c10/util/Exception.h>
 
+#include "profiling/client.h"
+
 namespace dtorch {
 
 namespace {
@@ -56,6 +58,9 @@ Writer RecordQueue::reserve(size_t words) {
 }
 
 void RecordQueue::commit(uint32_t words) {
+  if (C10_UNLIKELY(client_timeline.is_on())) {
+    note_issue(tail_->words() + tail_words_, issued_.load(std::memory_order_relaxed));
+  }
   tail_words_ += words;
   tail_records_ += 1;
   tail_->published.store(uint64_t{tail_records_} << 32 | tail_words_, std::memory_order_release);

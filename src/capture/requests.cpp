@@ -9,6 +9,7 @@
 #include "capture/python_hooks.h"
 #include "capture/record_queue.h"
 #include "capture/transfers.h"
+#include "profiling/client.h"
 
 namespace dtorch {
 namespace {
@@ -18,6 +19,7 @@ constexpr int64_t kInlineBytes = 1024;
 template <class Write>
 void emit(size_t words, Write&& write) {
   auto& queue = RecordQueue::get();
+  if (C10_UNLIKELY(client_timeline.is_on())) begin_issue();
   uint32_t site = current_site();
   std::lock_guard<SpinLock> guard(queue.lock);
   site = site_on_workers(queue, site);

@@ -12,6 +12,7 @@ from libcpp.deque cimport deque
 from libcpp.pair cimport pair
 from libcpp.vector cimport vector
 
+from profiling.timeline cimport Event, Timeline, room_for, steady_ns
 from transport.link cimport Batch, ControllerLink, Transfer
 
 
@@ -50,12 +51,24 @@ cdef extern from "controller/tracer.h" namespace "dtorch" nogil:
         cbool take_new_plan(NewPlan*)
         void rewrite(const Rewrite&)
         const TraceCounters& counters()
+        Timeline& timeline()
 
 cdef extern from *:
     """
     #include "transport/backoff.h"
     static uint64_t bytes_of(const dtorch::Transfer& transfer) { return transfer.tensor.nbytes(); }
+    static void note_batch(dtorch::Timeline& timeline, const dtorch::Batch& batch, int64_t began) {
+      dtorch::Event event;
+      event.begin = began;
+      event.end = dtorch::steady_ns();
+      event.record = batch.first_record;
+      event.kind = static_cast<uint16_t>(dtorch::ControllerEvent::kBatch);
+      event.amounts[0] = batch.records;
+      event.amounts[1] = static_cast<int64_t>(batch.bytes());
+      timeline.note(event);
+    }
     """
+    void note_batch(Timeline&, const Batch&, int64_t began) nogil
     void pause_for "dtorch::sleep_briefly"(int64_t microseconds) nogil
     uint64_t bytes_of(const Transfer&) nogil
 
@@ -92,6 +105,7 @@ cdef class Controller:
     # (records, bytes) at the end of each batch that is not executed yet
     cdef deque[pair[uint64_t, uint64_t]] under_way
     cdef uint64_t wire_bytes  # of the batches
+    cdef int64_t busy_ns
     cdef Tracer* tracer
 
     def __init__(self, links, *, uint32_t window_bytes, int64_t gather_microseconds, cbool traces):
@@ -117,6 +131,31 @@ cdef class Controller:
     def bytes_sent(self):
         """Of the batches sent so far, to each worker; the data beside them not counted."""
         return self.wire_bytes
+
+    @property
+    def busy_seconds(self):
+        """Time spent on taking records, planning and sending, by whichever thread did it."""
+        return self.busy_ns * 1e-9
+
+    def begin_timeline(self, size_t capacity):
+        """Note batches and windows from now on, the last `capacity` of them."""
+        cdef vector[Event] room = room_for(capacity)
+        with nogil:
+            self.sending.lock()
+            self.tracer.timeline().start(room)
+            self.sending.unlock()
+
+    def take_timeline(self):
+        """(events as bytes, how many were lost) since begin_timeline(); ends and forgets them."""
+        cdef Timeline* timeline = &self.tracer.timeline()
+        with nogil:
+            self.sending.lock()
+            timeline.stop()
+            self.sending.unlock()
+        events = timeline.bytes(0, timeline.size())
+        lost = timeline.lost()
+        timeline.clear()
+        return events, lost
 
     def trace_counters(self):
         """What became of the windows so far, by name."""
@@ -212,26 +251,34 @@ cdef class Controller:
     cdef void send_all(self, RecordQueue* queue, cbool may_hold) noexcept nogil:
         cdef Batch batch
         self.sending.lock()
+        cdef int64_t began = steady_ns()
         while queue.take(self.window_words, &batch):
             self.tracer.take(batch, may_hold)
         if not may_hold:
             self.tracer.release()
+        self.busy_ns += steady_ns() - began
         self.sending.unlock()
 
     cdef void release(self) noexcept nogil:
         self.sending.lock()
+        cdef int64_t began = steady_ns()
         self.tracer.release()
+        self.busy_ns += steady_ns() - began
         self.sending.unlock()
 
     # program_bytes: of the records that the batch stands for.
     cdef void send(self, const Batch* batch, uint64_t program_bytes) noexcept nogil:
         # Data first: a worker that meets the record may then wait for it.
+        cdef cbool noted = self.tracer.timeline().is_on()
+        cdef int64_t began = steady_ns() if noted else 0
         cdef vector[Transfer] transfers = Transfers.get().take()
         cdef size_t i
         for link in self.links:
             for i in range(transfers.size()):
                 link.send_transfer(link.self, &transfers[i])
             link.send(link.self, batch)
+        if noted:
+            note_batch(self.tracer.timeline(), batch[0], began)
         for i in range(transfers.size()):
             self.sent_bytes += bytes_of(transfers[i])
         self.num_batches += 1

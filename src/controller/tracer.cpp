@@ -68,8 +68,9 @@ void Tracer::release() {
 void Tracer::take_record(const uint32_t* record) {
   if (following_ != nullptr) {
     if (follow(record)) return;
-  } else if (at_beginning_ && begin_plan(record)) {
-    return;
+  } else if (at_beginning_) {
+    if (C10_UNLIKELY(timeline_.is_on())) window_began_ = steady_ns();
+    if (begin_plan(record)) return;
   }
   if (plain_.begin == nullptr) plain_ = {record, record_number_, 0};
   ++plain_.count;
@@ -152,6 +153,7 @@ bool Tracer::switch_plan(const uint32_t* record) {
 
 void Tracer::finish_plan() {
   send_replay(following_->num_matched());
+  note_window(ControllerEvent::kReplay, following_->num_records(), following_->number());
   ++counters_.windows;
   ++counters_.replays;
   following_->last_used = ++clock_;
@@ -175,6 +177,7 @@ void Tracer::stop_following() {
 // The rest of the window goes the general way, and the whole may become a plan too.
 void Tracer::leave_plan() {
   ++counters_.departures;
+  note_now(ControllerEvent::kDeparture, following_->num_matched(), following_->number());
   const auto matched = following_->matched();
   const auto held = std::move(held_);
   send_moves(following_->leave());
@@ -209,6 +212,7 @@ void Tracer::learn(const uint32_t* record) {
 
 void Tracer::finish_window() {
   ++counters_.windows;
+  note_window(ControllerEvent::kWindow, window_.num_records(), kNoPlan);
   previous_ = kNoPlan;
   if (can_be_plan_ && window_.num_records() >= kFewestRecords) {
     if (seen_.size() >= kMostSeen) seen_.clear();
@@ -253,6 +257,7 @@ uint32_t Tracer::make_plan() {
   plans_[number] = std::move(plan);
   previous_ = number;
   ++counters_.plans;
+  note_now(ControllerEvent::kNewPlan, plans_[number]->num_records(), number);
   while (plans_.size() > kMostPlans || (num_words_ > kMostPlanWords && plans_.size() > 1)) {
     const auto oldest = std::min_element(plans_.begin(), plans_.end(), [](const auto& a, const auto& b) {
       return a.second->last_used < b.second->last_used;
@@ -307,6 +312,26 @@ void Tracer::forget_plan(uint32_t number) {
   if (first->second.empty()) by_first_.erase(first);
   send_message({kHeaderWords, static_cast<uint32_t>(Kind::kForgetPlan), number, 0}, unsent_first(), 0, 0);
   plans_.erase(found);
+}
+
+// ---- observation --------------------------------------------------------------------------------
+
+void Tracer::note_window(ControllerEvent kind, uint32_t records, uint32_t plan) {
+  if (C10_LIKELY(!timeline_.is_on())) return;
+  Event event;
+  event.begin = window_began_;
+  event.end = steady_ns();
+  event.record = record_number_;
+  event.kind = static_cast<uint16_t>(kind);
+  event.number = plan;
+  event.amounts[0] = records;
+  timeline_.note(event);
+}
+
+void Tracer::note_now(ControllerEvent kind, uint32_t records, uint32_t plan) {
+  const int64_t began = std::exchange(window_began_, steady_ns());
+  note_window(kind, records, plan);
+  window_began_ = began;
 }
 
 // ---- sending ------------------------------------------------------------------------------------

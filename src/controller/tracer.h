@@ -22,6 +22,7 @@
 
 #include "capture/record_queue.h"
 #include "controller/plan.h"
+#include "profiling/timeline.h"
 
 namespace dtorch {
 
@@ -61,6 +62,8 @@ class Tracer {
   void rewrite(const Rewrite& rewrite);
 
   const TraceCounters& counters() const { return counters_; }
+  // What is sent belongs there too.
+  Timeline& timeline() { return timeline_; }
 
  private:
   static constexpr uint32_t kNoPlan = ~0u;
@@ -94,6 +97,9 @@ class Tracer {
   void send_moves(const Plan::Moves& moves);
   void send_message(const std::vector<uint32_t>& message, uint64_t first, uint32_t records,
                     uint64_t program_bytes);
+  // An event of the window that has just ended, or of the moment.
+  void note_window(ControllerEvent kind, uint32_t records, uint32_t plan);
+  void note_now(ControllerEvent kind, uint32_t records, uint32_t plan);
   // The number of the first record that no batch has had yet.
   uint64_t unsent_first() const { return plain_.begin != nullptr ? plain_.first : record_number_; }
 
@@ -101,6 +107,8 @@ class Tracer {
   const Send send_;
   const bool enabled_;
   TraceCounters counters_;
+  Timeline timeline_;
+  int64_t window_began_ = 0;  // while the timeline is on
 
   const Batch* batch_ = nullptr;
   uint64_t record_number_ = 0;  // of the program, of the record at hand

@@ -8,6 +8,7 @@
 
 #include "wire/window.h"
 #include "worker/call.h"
+#include "worker/record_note.h"
 
 namespace dtorch {
 
@@ -374,8 +375,13 @@ inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, ui
 // Runs one of a plan's records. `general` executes the record that it is given.
 template <class General>
 void run_record(WorkerState& state, WorkerPlan& plan, Stretch& stretch, uint32_t record, General&& general) {
-  const auto kind = static_cast<Kind>(stretch.window.words()[stretch.window.offset(record) + 1] & 0xffff);
-  if (kind == Kind::kMark || (kind == Kind::kOperator && run_bound(state, plan, stretch, record))) return;
+  const uint32_t* words = stretch.window.words().data() + stretch.window.offset(record);
+  const auto kind = static_cast<Kind>(words[1] & 0xffff);
+  if (kind == Kind::kMark) return;
+  RecordNote note(state);
+  if (kind == Kind::kOperator && run_bound(state, plan, stretch, record)) {
+    return note.end(state, words, Event::kReplayed);
+  }
   written_record(plan, stretch, record);
   general(plan.written);
 }

@@ -12,6 +12,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include "profiling/timeline.h"
 #include "random/part.h"
 #include "sharding/table.h"
 #include "transport/link.h"
@@ -121,6 +122,10 @@ struct WorkerState {
   uint64_t unlisted = 0;
   // Memory that a failed in-place operator should have written.
   std::unordered_map<const c10::StorageImpl*, std::pair<c10::Storage, FailurePtr>> spoiled;
+
+  Timeline timeline;
+  // Nanoseconds so far, but for those of the batch that began at batch_began (0: none runs).
+  int64_t busy = 0, idle = 0, batch_began = 0;
 
   // Batches as they came, for tests of the decoder.
   bool keeps_batches = false;

@@ -2,12 +2,13 @@
 """A worker: takes batches from its link and executes their records, without the GIL."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from libtorch cimport THPVariable_Check, THPVariable_Unpack, Tensor
+from profiling.timeline cimport Timeline, room_for, steady_ns
 from transport.link cimport Batch, WorkerLink
 
 from dtorch_mpi.kernels import failures, registry
@@ -57,6 +58,8 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         cbool keeps_batches
         string broken
         vector[string] batches
+        Timeline timeline
+        int64_t busy, idle, batch_began
 
 cdef extern from "worker/call.h" namespace "dtorch" nogil:
     void run_operator(WorkerState&, Reader&, uint32_t, uint32_t)
@@ -104,8 +107,10 @@ cdef extern from *:
     // the next one can be found, 0.
     typedef void (*dtorch_record_function)(void* worker, dtorch::Reader& reader);
     static uint32_t dtorch_record(dtorch::WorkerState& state, void* worker, const uint32_t* at,
-                                  const uint32_t* end, dtorch_record_function function) {
+                                  const uint32_t* end, dtorch_record_function function,
+                                  uint16_t flags) {
       uint32_t words = 0;
+      dtorch::RecordNote note(state);
       try {
         dtorch::Reader reader = dtorch::Reader::record(at, end);
         words = reader.words();
@@ -114,13 +119,16 @@ cdef extern from *:
         state.stack.clear();
         dtorch::make_failure(state, dtorch::message_of(error));
         if (words == 0) state.broken = dtorch::message_of(error);
+        return words;
       }
+      note.end(state, at, flags);
       return words;
     }
     static void dtorch_replay(dtorch::WorkerState& state, dtorch::Reader& reader, uint32_t number,
                               void* worker, dtorch_record_function function) {
       dtorch::replay(state, reader, number, [&](const std::vector<uint32_t>& record) {
-        dtorch_record(state, worker, record.data(), record.data() + record.size(), function);
+        dtorch_record(state, worker, record.data(), record.data() + record.size(), function,
+                      dtorch::Event::kReplayed);
       });
     }
     static void dtorch_keep(dtorch::WorkerState& state, const dtorch::Batch& batch) {
@@ -141,7 +149,7 @@ cdef extern from *:
     """
     ctypedef void (*record_function "dtorch_record_function")(void* worker, Reader& reader) noexcept nogil
     uint32_t dtorch_record(WorkerState&, void*, const uint32_t*, const uint32_t*,
-                           record_function) nogil
+                           record_function, uint16_t flags) nogil
     void dtorch_replay(WorkerState&, Reader&, uint32_t number, void*, record_function) nogil
     void dtorch_keep(WorkerState&, const Batch&) nogil
     cppclass below_autograd "dtorch_below_autograd":
@@ -245,7 +253,7 @@ cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
     cdef uint32_t words
     context.state.record = batch.first_record
     while at < batch.end and not context.state.stopped:
-        words = dtorch_record(context.state[0], context, at, batch.end, execute)
+        words = dtorch_record(context.state[0], context, at, batch.end, execute, 0)
         if words == 0:
             break
         context.state.record += program_records(at)
@@ -262,9 +270,7 @@ def live_memory():
     Raises RuntimeError in a thread that runs no worker.
     """
     cdef int64_t nbytes = 0, tensors = 0
-    if this_worker() == NULL:
-        raise RuntimeError("live_memory() is for Python kernels: this thread runs no worker")
-    c_live_memory(this_worker()[0], &nbytes, &tensors)
+    c_live_memory(required_worker()[0], &nbytes, &tensors)
     return nbytes, tensors, this_worker().num_operators
 
 
@@ -277,6 +283,42 @@ cdef extern from *:
     """
     WorkerState* this_worker()
     void set_this_worker(WorkerState*)
+
+
+cdef WorkerState* required_worker() except NULL:
+    if this_worker() == NULL:
+        raise RuntimeError("this is for Python kernels: this thread runs no worker")
+    return this_worker()
+
+
+def begin_timeline(size_t capacity):
+    """Note what the worker of this thread executes, the last `capacity` records of it."""
+    required_worker().timeline.start(room_for(capacity))
+
+
+def stop_timeline():
+    """(events kept, events lost) by the worker of this thread, which notes no more."""
+    cdef WorkerState* state = required_worker()
+    state.timeline.stop()
+    return state.timeline.size(), state.timeline.lost()
+
+
+def timeline_events(size_t first, size_t count):
+    """Kept events of the worker of this thread as bytes, oldest first."""
+    return required_worker().timeline.bytes(first, count)
+
+
+def clear_timeline():
+    required_worker().timeline.clear()
+
+
+def stage_times():
+    """(seconds busy, seconds idle) of the worker of this thread since its start."""
+    cdef WorkerState* state = required_worker()
+    busy = state.busy
+    if state.batch_began:
+        busy += steady_ns() - state.batch_began
+    return busy * 1e-9, state.idle * 1e-9
 
 
 cdef class Worker:
@@ -379,12 +421,20 @@ cdef class Worker:
 
     cdef void loop(self) noexcept nogil:
         cdef Batch batch
+        cdef WorkerState* state = self.context.state
+        cdef int64_t now, before = steady_ns()
         while not self.context.state.stopped and self.context.state.broken.empty():
             if not self.context.link.receive(self.context.link.self, &batch, 2000):
                 continue
             if self.context.state.keeps_batches:
                 dtorch_keep(self.context.state[0], batch)
+            now = steady_ns()
+            state.idle += now - before
+            state.batch_began = now
             execute_batch(&self.context, &batch)
+            before = steady_ns()
+            state.busy += before - now
+            state.batch_began = 0
             self.context.link.progress(self.context.link.self, batch.first_record + batch.records)
             batch = Batch()
         if self.context.state.stopped:
