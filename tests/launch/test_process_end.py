@@ -63,9 +63,9 @@ import os, sys
 from dtorch_mpi.process_end import hold_mark
 hold_mark("forking")
 if os.fork() == 0:
+    print("held", flush=True)  # by the parent alone: this process has let go of it
     input()
     os._exit(0)
-print("held", flush=True)
 """
 
 
