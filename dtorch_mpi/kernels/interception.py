@@ -24,7 +24,9 @@ def _before_destroying(library):
     """Let the workers run what is issued: they hold operators that are about to go."""
     from ..runtime import current, sync
 
-    if current() is not None and any(map(_core.is_users_operator, library._op_defs)):
+    names = filter(_core.is_users_operator, list(library._op_defs))
+    were_called = [_core.forget_operator(name) for name in names]
+    if current() is not None and any(were_called):
         sync()
 
 

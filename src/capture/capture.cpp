@@ -368,12 +368,23 @@ uint32_t current_site() {
   return static_cast<uint32_t>(site);
 }
 
+static thread_local bool executes_records = false;
+
+void set_executes_records(bool executes) { executes_records = executes; }
+
+void check_is_client() {
+  TORCH_CHECK(C10_LIKELY(!executes_records), "a Python kernel used a tensor on the dtorch device: its "
+              "arguments are plain tensors in the worker's memory, on x.device, and what it needs "
+              "besides must be one of them");
+}
+
 CaptureCounters& counters() {
   static CaptureCounters instance;
   return instance;
 }
 
 void capture(const c10::OperatorHandle& op, Stack* stack) {
+  check_is_client();
   auto& queue = RecordQueue::get();
   if (C10_UNLIKELY(!queue.is_open())) start_runtime();
   queue.throttle();

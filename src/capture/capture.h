@@ -50,6 +50,11 @@ uint32_t whole_sharding(uint32_t sharding);
 void emit_mark();
 void emit_shutdown();
 
+// Says that this thread executes records, as long as that is so: it would wait for itself.
+void set_executes_records(bool executes);
+// Raises RuntimeError in such a thread.
+void check_is_client();
+
 // Where the user's program is, by number.
 uint32_t current_site();
 // The number to write in a record, defined on the workers if it is new; hold the stream lock.

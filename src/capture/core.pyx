@@ -189,7 +189,7 @@ cdef extern from *:
     string c_operator_name "dtorch::operator_name"(uint32_t)
     uint32_t c_number_operator "dtorch::number_operator"(const string&, const string&) except +
     cbool c_is_users_operator "dtorch::is_users_operator"(const string&)
-    void c_forget_call "dtorch::forget_calls"(const string&, const string&)
+    cbool c_forget_calls "dtorch::forget_calls"(const string&, const string&)
 
 
 cdef extern from *:
@@ -392,9 +392,12 @@ def capture_users_operators():
 
 
 def forget_operator(str name):
-    """What is known of an operator such as ns::op.overload holds no more: it was redefined."""
+    """What is known of an operator such as ns::op.overload holds no more: it was redefined.
+
+    Returns whether it was called before.
+    """
     packet, _, overload = name.partition(".")
-    c_forget_call(packet.encode(), overload.encode())
+    return c_forget_calls(packet.encode(), overload.encode())
 
 
 def operator_name(uint32_t number):

@@ -67,9 +67,9 @@ uint32_t number_operator(const std::string& name, const std::string& overload) {
   return info.number;
 }
 
-void forget_calls(const std::string& name, const std::string& overload) {
+bool forget_calls(const std::string& name, const std::string& overload) {
   std::lock_guard<SpinLock> guard(RecordQueue::get().lock);
-  forget_operator(name, overload);
+  return forget_operator(name, overload);
 }
 
 std::string operator_name(uint32_t number) {

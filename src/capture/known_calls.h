@@ -23,8 +23,8 @@ void note_call(const OperatorInfo& info, const CallKey& key, const CallEntry& en
 std::shared_ptr<const KnownCall> known_call(uint32_t number);
 // The name of an operator by its number; empty if there is none.
 std::string operator_name(uint32_t number);
-// An operator that was redefined is another one from now on.
-void forget_calls(const std::string& name, const std::string& overload);
+// An operator that was redefined is another one from now on. Returns whether it was called before.
+bool forget_calls(const std::string& name, const std::string& overload);
 // The number of an operator that the program may not have called. Raises for one that is not
 // registered.
 uint32_t number_operator(const std::string& name, const std::string& overload);

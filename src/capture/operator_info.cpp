@@ -188,8 +188,9 @@ OperatorInfo& operator_info(const c10::OperatorHandle& handle) {
   return *entry;
 }
 
-void forget_operator(std::string_view name, std::string_view overload) {
+bool forget_operator(std::string_view name, std::string_view overload) {
   auto& known = known_operators();
+  bool found = false;
   for (auto it = known.by_schema.begin(); it != known.by_schema.end();) {
     if (it->second->name != name || it->second->overload != overload) {
       ++it;
@@ -201,7 +202,9 @@ void forget_operator(std::string_view name, std::string_view overload) {
     // Never freed: its address stands in keys, where no other operator's may come in its place.
     it->second.release();
     it = known.by_schema.erase(it);
+    found = true;
   }
+  return found;
 }
 
 }  // namespace dtorch

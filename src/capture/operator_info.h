@@ -80,6 +80,7 @@ std::optional<c10::OperatorHandle> own_random_operator(const c10::OperatorName& 
 // The entry of `handle`; the stream lock must be held.
 OperatorInfo& operator_info(const c10::OperatorHandle& handle);
 // The operator of this name has another schema or kernel from now on; the stream lock must be held.
-void forget_operator(std::string_view name, std::string_view overload);
+// Returns whether it was called before.
+bool forget_operator(std::string_view name, std::string_view overload);
 
 }  // namespace dtorch

@@ -74,6 +74,7 @@ Transfers& Transfers::get() {
 }
 
 at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
+  check_is_client();
   auto& queue = RecordQueue::get();
   if (!queue.is_open()) start_runtime();
   queue.throttle();
@@ -136,6 +137,7 @@ at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
 }
 
 void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding) {
+  check_is_client();
   emit(kHeaderWords + 10, [&](Writer& writer, RecordQueue&, uint32_t site) {
     writer.begin(kind, 0, slot, site);
     writer.promise(promise);
@@ -146,6 +148,7 @@ void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t
 
 std::vector<at::Tensor> call_python_kernel(const std::string& name, const std::string& packed,
                                            const std::vector<TensorMeta>& metas) {
+  check_is_client();
   auto& queue = RecordQueue::get();
   if (!queue.is_open()) start_runtime();
   queue.throttle();

@@ -137,7 +137,12 @@ class UsersOperator {
   // A result as the client takes it to be.
   static at::Tensor checked(const at::Tensor& tensor, size_t position, const std::vector<Made>* expected,
                             c10::Device device, std::vector<const c10::StorageImpl*>* taken) {
-    if (!tensor.defined()) return tensor;
+    const Made* made = expected != nullptr && position < expected->size() ? &(*expected)[position] : nullptr;
+    if (!tensor.defined()) {
+      TORCH_CHECK_VALUE(made == nullptr || !made->defined, "output ", position, " of the kernel: got None, "
+                        "expected ", in_words(made->dtype, made->sizes), ": return a tensor");
+      return tensor;
+    }
     TORCH_CHECK_VALUE(tensor.layout() == c10::kStrided && tensor.device() == device, "output ", position,
                       " of the kernel is on ", tensor.device(), " (", tensor.layout(), "), expected a dense tensor on ",
                       device, ": make it there, with x.new_empty or device=x.device");
@@ -148,21 +153,20 @@ class UsersOperator {
                         "schema, Tensor(a!) x, and returns nothing or what it was given");
       taken->push_back(storage_of(tensor));
     }
-    if (expected == nullptr || position >= expected->size()) return tensor;
-    const Made& made = (*expected)[position];
-    TORCH_CHECK_VALUE(made.defined && tensor.scalar_type() == made.dtype &&
-                          tensor.sizes() == c10::IntArrayRef(made.sizes),
+    if (made == nullptr) return tensor;
+    TORCH_CHECK_VALUE(made->defined && tensor.scalar_type() == made->dtype &&
+                          tensor.sizes() == c10::IntArrayRef(made->sizes),
                       "output ", position, " of the kernel: got ", in_words(tensor.scalar_type(), tensor.sizes()),
-                      ", expected ", made.defined ? in_words(made.dtype, made.sizes) : "None",
+                      ", expected ", made->defined ? in_words(made->dtype, made->sizes) : "None",
                       " as the meta function says for this worker's arguments: correct the one that is "
                       "wrong");
     // Views are made by the strides that the client knows, and count from the beginning.
     bool same = tensor.storage_offset() == 0;
     for (int64_t d = 0; d < tensor.dim(); ++d) {
-      same = same && (tensor.size(d) <= 1 || tensor.stride(d) == made.strides[d]);
+      same = same && (tensor.size(d) <= 1 || tensor.stride(d) == made->strides[d]);
     }
     if (same || tensor.numel() == 0) return tensor;
-    return at::empty_strided(made.sizes, made.strides, tensor.options()).copy_(tensor);
+    return at::empty_strided(made->sizes, made->strides, tensor.options()).copy_(tensor);
   }
 
   std::unordered_map<uint32_t, std::optional<std::vector<Made>>> known_;  // by number of the call

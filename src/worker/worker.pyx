@@ -260,6 +260,10 @@ cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
         at += words
 
 
+cdef extern from "capture/capture.h" namespace "dtorch" nogil:
+    void set_executes_records(cbool)
+
+
 cdef extern from "worker/call.h" namespace "dtorch" nogil:
     void c_live_memory "dtorch::live_memory"(const WorkerState&, int64_t* nbytes, int64_t* tensors)
 
@@ -383,12 +387,14 @@ cdef class Worker:
         Raises RuntimeError when the stream can't be followed any further.
         """
         self.running = True
+        set_executes_records(True)
         set_num_threads(num_threads)
         set_this_worker(self.context.state)
         cdef below_autograd* guard = new below_autograd()
         with nogil:
             self.loop()
         del guard
+        set_executes_records(False)
         self.running = False
         if self.broken:
             raise RuntimeError(f"a worker lost the stream of records: {self.broken}")

@@ -114,6 +114,11 @@ def returns(x, what):
     }[what]()
 
 
+@dt.python_kernel("kt::uses_device(Tensor x) -> Tensor", meta=torch.empty_like)
+def uses_device(x):
+    return x.to("dtorch")  # on a worker
+
+
 def _refusing_meta(x):
     raise ValueError(f"expected 3 columns, got {x.shape[1]}")
 

@@ -303,6 +303,7 @@ def test_what_a_failed_kernel_should_have_written_has_no_value():
         ("dtype", "got Double[4, 3], expected Float[4, 3] as the meta function says"),
         ("argument", "shares memory with an argument"),
         ("view", "shares memory with an argument"),
+        ("nothing", "got None, expected Float[4, 3]: return a tensor"),
         ("two", ""),
     ],
 )
@@ -322,6 +323,12 @@ def test_results_that_lie_otherwise_than_meta_says(what):
     assert made.stride() == (3, 1)
     same(made.view(12), x.view(12))
     same(made.as_strided((2,), (1,), 0), x[0, :2])
+
+
+def test_a_kernel_that_uses_the_device():
+    error = failure_of(kernels.uses_device(torch.ones(2, device="dtorch")))
+    assert "a Python kernel used a tensor on the dtorch device" in error.reason
+    assert 'x.to("dtorch")  # on a worker' in error.reason
 
 
 def test_a_meta_function_refuses_at_the_call():
