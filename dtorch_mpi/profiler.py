@@ -15,11 +15,11 @@ from .kernels.registry import dtype_of_number, kernel_names
 from .kernels.timeline import EVENT_BYTES, on_all_workers
 
 _EVENT = struct.Struct("=qqQHHIIIII5q")  # struct Event of src/profiling/timeline.h
-_REPLAYED, _FAILED = 1, 2
+_REPLAYED, _FAILED, _REWRITTEN = 1, 2, 4
 _NO_DTYPE = 0xFF
 _MAX_EVENTS = 1 << 24
 _PIECE = 1 << 13  # events that are brought from each worker at once
-_PINGS = 8
+_FEWEST_PINGS, _MOST_PINGS, _PING_SECONDS = 8, 64, 0.1
 
 # Kinds of records (src/wire/record.h), and of the controller's events (src/profiling/timeline.h).
 _OPERATOR, _UPLOAD, _GET, _SYNC, _REDISTRIBUTE, _DESCRIBE, _KERNEL, _REPLAY = (
@@ -57,8 +57,11 @@ def profile(path=None, *, max_events=1 << 17):
     (batches sent; windows, replays, new plans and departures), and of every worker the records that
     it executed, and its redistributions, with their collectives, on a row of their own. Records
     that a worker replayed are marked (`"replayed": true`), and have names, shapes and the user's
-    line all the same. Shapes are global ones. They are missing for operators whose outputs depend
-    on data (`nonzero`), and where a call is 65536 new ones back. Freeing memory is not shown.
+    line all the same. Where passes have changed a plan (`"rewritten": true`), "record" is the first
+    of those in whose place an operator is; else it is the same as on the client's row. Shapes are
+    global ones. They are missing for operators whose outputs depend on data (`nonzero`), for those
+    that passes have made of several, and where a call is 65536 new ones back. Freeing memory is not
+    shown.
 
     Beginning and end wait for the workers. Under a launcher the workers' clocks are measured at
     both: of several exchanges the one that was back first counts, and the worker is taken to have
@@ -77,8 +80,9 @@ class Profile:
     """What :func:`profile` makes; may be used again, for another block, when one has ended.
 
     Attributes, after the block: `lost`, how many events each of "client", "controller", "worker 0",
-    ... had no room for; `operators`, how many operators each worker executed; `clock_errors`, by
-    how many seconds each worker's times may be off.
+    ... had no room for; `operators`, how many operators each worker executed; `clock_offsets`, by
+    how many seconds each worker's clock was ahead at the beginning, which is taken off its times;
+    `clock_errors`, by how many seconds these may still be off.
 
     Entering raises ValueError while another profile is taken, RuntimeError where no workers can be
     had, OSError if the file can't be written, and WorkerError for an operator that failed before
@@ -98,7 +102,8 @@ class Profile:
         self._forget()
 
     def _forget(self):
-        self.lost, self.operators, self.clock_errors = {}, [], []
+        self.lost, self.operators = {}, []
+        self.clock_offsets, self.clock_errors = [], []
         self._parts = None
         self._file = None
         self._failures = []
@@ -194,6 +199,7 @@ class Profile:
         before = self._read(self._operators_before).tolist()
         self._operators_before = None
         self.operators = [row[2] - count for row, (count,) in zip(stopped, before, strict=True)]
+        self.clock_offsets = [clock.offset * 1e-9 for clock in began]
         self.clock_errors = [
             max(first.error, last.error) * 1e-9 for first, last in zip(began, clocks, strict=True)
         ]
@@ -233,7 +239,10 @@ class Profile:
         if len(here) == len(best):
             return best  # of this very process
         best = [None] * len(best)
-        for _ in range(_PINGS):
+        until = time.monotonic() + _PING_SECONDS
+        for ping in range(_MOST_PINGS):
+            if ping >= _FEWEST_PINGS and time.monotonic() > until:
+                break
             asked = time.monotonic_ns()
             answers = self._ask("timeline.clock", [], 1).tolist()
             answered = time.monotonic_ns()
@@ -268,6 +277,7 @@ class Profile:
 
     def _write_to(self, file):
         head = {"lost_events": self.lost, "operators_executed": self.operators,
+                "clock_offset_us": [offset * 1e6 for offset in self.clock_offsets],
                 "clock_error_us": [error * 1e6 for error in self.clock_errors]}  # fmt: skip
         file.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(head)},\n')
         file.write('"traceEvents": [\n')
@@ -315,6 +325,8 @@ class Profile:
                         tid = self._names.thread(thread)
                 if flags & _REPLAYED:
                     args["replayed"] = True
+                if flags & _REWRITTEN:
+                    args["rewritten"] = True
                 if flags & _FAILED:
                     args["failed"] = True
                 moment = kind in (_DEPARTURE, _NEW_PLAN)

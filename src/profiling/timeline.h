@@ -18,6 +18,7 @@ namespace dtorch {
 struct Event {
   static constexpr uint16_t kReplayed = 1;  // part of a plan that workers hold
   static constexpr uint16_t kFailed = 2;
+  static constexpr uint16_t kRewritten = 4;  // in a region that a pass has changed
   static constexpr uint32_t kNoDtype = 0xff;
 
   int64_t begin = 0, end = 0;  // nanoseconds of steady_clock

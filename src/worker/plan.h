@@ -372,18 +372,19 @@ inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, ui
   return true;
 }
 
-// Runs one of a plan's records. `general` executes the record that it is given.
+// Runs one of a plan's records. `general` executes the record that it is given. flags: of its event.
 template <class General>
-void run_record(WorkerState& state, WorkerPlan& plan, Stretch& stretch, uint32_t record, General&& general) {
+void run_record(WorkerState& state, WorkerPlan& plan, Stretch& stretch, uint32_t record, uint16_t flags,
+                General&& general) {
   const uint32_t* words = stretch.window.words().data() + stretch.window.offset(record);
   const auto kind = static_cast<Kind>(words[1] & 0xffff);
   if (kind == Kind::kMark) return;
   RecordNote note(state);
   if (kind == Kind::kOperator && run_bound(state, plan, stretch, record)) {
-    return note.end(state, words, Event::kReplayed);
+    return note.end(state, words, flags);
   }
   written_record(plan, stretch, record);
-  general(plan.written);
+  general(plan.written, flags);
 }
 
 // Runs a part of a plan: what takes the place of the records in it, where that is all in it.
@@ -401,7 +402,7 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
     if (region != plan.regions.end() && region->first == record) {
       if (region->last <= last) {
         for (uint32_t r = 0; r < region->stretch.window.num_records(); ++r) {
-          run_record(state, plan, region->stretch, r, general);
+          run_record(state, plan, region->stretch, r, Event::kReplayed | Event::kRewritten, general);
         }
         record = region->last;
         ++region;
@@ -409,7 +410,7 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
       }
       ++region;
     }
-    run_record(state, plan, plan.stretch, record, general);
+    run_record(state, plan, plan.stretch, record, Event::kReplayed, general);
     ++record;
   }
   state.record = before;

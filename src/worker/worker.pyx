@@ -126,9 +126,8 @@ cdef extern from *:
     }
     static void dtorch_replay(dtorch::WorkerState& state, dtorch::Reader& reader, uint32_t number,
                               void* worker, dtorch_record_function function) {
-      dtorch::replay(state, reader, number, [&](const std::vector<uint32_t>& record) {
-        dtorch_record(state, worker, record.data(), record.data() + record.size(), function,
-                      dtorch::Event::kReplayed);
+      dtorch::replay(state, reader, number, [&](const std::vector<uint32_t>& record, uint16_t flags) {
+        dtorch_record(state, worker, record.data(), record.data() + record.size(), function, flags);
       });
     }
     static void dtorch_keep(dtorch::WorkerState& state, const dtorch::Batch& batch) {
