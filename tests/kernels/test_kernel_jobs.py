@@ -44,6 +44,7 @@ for step in range(8):  # in a plan too
         assert "does not know" in error.reason
 assert torch.equal((x + 1).cpu(), torch.full((3,), 2.0))
 """
+LIMIT = 170  # seconds of a job: on a loaded machine the import of PyTorch alone takes a minute
 DEFINITIONS = {
     "python_kernel": """
 @dt.python_kernel("late::op(Tensor x) -> Tensor", meta=torch.empty_like)
@@ -60,6 +61,7 @@ late.register_fake(torch.empty_like)
 }
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", DEFINITIONS)
 @pytest.mark.parametrize("launcher", ["thread", "mpirun"])
 def test_registered_after_init(tmp_path, kind, launcher):
@@ -67,7 +69,7 @@ def test_registered_after_init(tmp_path, kind, launcher):
     text = LATE.replace("{definition}", DEFINITIONS[kind])
     script.write_text(text)
     known = launcher == "thread"
-    ended = run_job(script, "known" if known else "unknown", launcher=launcher)
+    ended = run_job(script, "known" if known else "unknown", launcher=launcher, limit=LIMIT)
     if known:
         assert (ended.code, ended.out) == (0, "known\n"), ended.err
         return
@@ -100,20 +102,22 @@ with dt.use_kernels():
 """
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("launcher", ["thread", "mpirun"])
 def test_chosen_for_the_whole_program(tmp_path, launcher):
     script = tmp_path / "chosen.py"
     script.write_text(CHOSEN.replace("{argument!r}", "'my::attention'"))
-    ended = run_job(script, launcher=launcher)
+    ended = run_job(script, launcher=launcher, limit=LIMIT)
     assert (ended.code, ended.out) == (0, "True\nFalse\n"), ended.err
 
 
+@pytest.mark.timeout(350)
 def test_chosen_by_the_environment(tmp_path):
     script = tmp_path / "chosen.py"
     script.write_text(CHOSEN.replace("{argument!r}", "''"))
-    ended = run_job(script, settings={"DTORCH_KERNELS": " my::attention"})
+    ended = run_job(script, settings={"DTORCH_KERNELS": " my::attention"}, limit=LIMIT)
     assert (ended.code, ended.out) == (0, "True\nFalse\n"), ended.err
-    ended = run_job(script, settings={"DTORCH_KERNELS": "my::other"})
+    ended = run_job(script, settings={"DTORCH_KERNELS": "my::other"}, limit=LIMIT)
     assert ended.code != 0
     assert "'my::other' is no Python kernel registered with instead_of=" in ended.err
 
