@@ -1,5 +1,7 @@
 """What the program does again is replayed: the same values, less on the wire."""
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,15 @@ from launching import run_job
 import dtorch_mpi as dt
 
 TIMES = 6
+
+
+@pytest.fixture(autouse=True)
+def no_collector():
+    """Tensors of earlier tests that it frees in the midst of a window would be a departure."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def since(before):
