@@ -17,7 +17,6 @@ register_formulas({
     aten._linalg_det: "...__ -> ..., ...__, ..._",
     aten._linalg_slogdet: "...__ -> ..., ..., ...__, ..._",
     aten.linalg_inv_ex: "...__ -> ...__, ...",
-    aten.cholesky: "...__ -> ...__",
     aten.cholesky_inverse: "...__ -> ...__",
     aten.linalg_cholesky_ex: "...__ -> ...__, ...",
     aten.cholesky_solve: "..._c, ...__ -> ..._c",
@@ -41,6 +40,9 @@ register_formulas({
     aten._euclidean_dist: "...p_, ...r_ -> ...pr",
     aten._cdist_backward: "...pr, ...p_, ...r_, ...pr -> ...p_ | r",
 })
+
+if hasattr(aten, "cholesky"):  # until torch 2.13
+    register_formulas({aten.cholesky: "...__ -> ...__"})
 
 # What is summed over; inputs of the product may be sums, one at a time.
 register_formulas({
