@@ -136,6 +136,22 @@ register(aten.std_mean.dim, aten.var_mean.dim, aten.std.dim, aten.var.dim)(
 )
 
 
+def _any_or_all(reduce_op):
+    """PyTorch's rules call the workers' answers a sum: what is linear then adds them up."""
+
+    def rules(args, kwargs, outputs):
+        meta = args[0].meta
+        gone = _dims(_argument(args, kwargs, 1, "dim", None), meta.ndim)
+        kept = _reduces(1, "dim", None, 2)(args, kwargs, outputs) or []
+        return kept + [AxisRule((Partial(reduce_op),), (Shard(d),)) for d in sorted(gone)]
+
+    return rules
+
+
+register(aten.any.default, aten.any.dim, aten.any.dims)(_any_or_all("max"))
+register(aten.all.default, aten.all.dim, aten.all.dims)(_any_or_all("min"))
+
+
 @register(aten.aminmax, empty=False)
 def _aminmax(args, kwargs, outputs):
     meta = args[0].meta

@@ -32,6 +32,14 @@ KEPT = {
         v2 = v1.expand(2, 1, 4, 5).reshape(2, 4, 5)
         v3 = torch.matmul(v1.mT, v1)
     """),
+    # Each worker's answer was counted.
+    "sum of any over a cut dim": ((3,), """
+        v0 = tensor(0, (2, 3), 'float64', 'S0', False)
+        v1 = v0.any(dim=1)
+        v2 = v1.sum(dim=0)
+        v3 = v0.all(dim=1).sum(dim=0)
+        v4 = v0.any().sum() + v0.all().sum()
+    """),
     "softmax without elements": ((3,), """
         v0 = tensor(17, (0, 4, 5), 'bool', 'S1', False)
         v1 = v0.softmax(dim=-2)
