@@ -51,7 +51,11 @@ void Tracer::take(const Batch& batch, bool may_hold) {
   batch_ = &batch;
   plain_ = {};
   record_number_ = batch.first_record;
-  if (following_ != nullptr) held_.push_back(batch);
+  if (following_ != nullptr) {
+    held_.push_back(batch);
+  } else {
+    unsent_ = batch.first_record;
+  }
   for (const uint32_t* record = batch.begin; record < batch.end; record += record[0]) {
     take_record(record);
     ++record_number_;
@@ -72,7 +76,7 @@ void Tracer::take_record(const uint32_t* record) {
     if (C10_UNLIKELY(timeline_.is_on())) window_began_ = steady_ns();
     if (begin_plan(record)) return;
   }
-  if (plain_.begin == nullptr) plain_ = {record, record_number_, 0};
+  if (plain_.begin == nullptr) plain_ = {record, 0};
   ++plain_.count;
   learn(record);
 }
@@ -108,15 +112,14 @@ bool Tracer::begin_plan(const uint32_t* record) {
     following_ = nullptr;
     return false;
   };
-  for (const auto& numbers : {successors(), starting_with(record)}) {
-    if (std::none_of(numbers.begin(), numbers.end(), begins)) continue;
-    send_plain(record);
-    untold_first_ = record_number_;
-    held_.assign(1, *batch_);
-    at_beginning_ = false;
-    return true;
+  // What came next the last time nearly always does again: the record need not be looked into.
+  if (std::ranges::none_of(successors(), begins) && std::ranges::none_of(starting_with(record), begins)) {
+    return false;
   }
-  return false;
+  send_plain(record);
+  held_.assign(1, *batch_);
+  at_beginning_ = false;
+  return true;
 }
 
 // Takes the record if it is one of a plan's.
@@ -250,7 +253,7 @@ uint32_t Tracer::make_plan() {
   auto plan = std::make_unique<Plan>(number, std::move(window_), std::move(slots));
   plan->last_used = ++clock_;
   num_words_ += plan->num_words();
-  send_message(plan->definition(), unsent_first(), 0, 0);
+  send_message(plan->definition(), 0, 0);
   if (new_plans_.size() >= kMostPlans) new_plans_.pop_front();
   new_plans_.push_back({number, plan->words()});
   by_first_[first].push_back(number);
@@ -299,7 +302,7 @@ void Tracer::rewrite(const Rewrite& rewrite) {
   }
   std::vector<uint32_t> slots(rewrite.num_own_slots);
   if (!take_own_slots(&slots)) return;
-  send_message(plan->rewrite(slots, rewrite.operators, rewrite.regions), unsent_first(), 0, 0);
+  send_message(plan->rewrite(slots, rewrite.operators, rewrite.regions), 0, 0);
 }
 
 void Tracer::forget_plan(uint32_t number) {
@@ -310,7 +313,7 @@ void Tracer::forget_plan(uint32_t number) {
   auto first = by_first_.find(token_of(plan.first_record()));
   std::erase(first->second, number);
   if (first->second.empty()) by_first_.erase(first);
-  send_message({kHeaderWords, static_cast<uint32_t>(Kind::kForgetPlan), number, 0}, unsent_first(), 0, 0);
+  send_message({kHeaderWords, static_cast<uint32_t>(Kind::kForgetPlan), number, 0}, 0, 0);
   plans_.erase(found);
 }
 
@@ -338,7 +341,8 @@ void Tracer::note_now(ControllerEvent kind, uint32_t records, uint32_t plan) {
 
 void Tracer::send_plain(const uint32_t* end) {
   if (plain_.begin == nullptr) return;
-  const Batch batch = batch_->part(plain_.begin, end, plain_.first, plain_.count);
+  const Batch batch = batch_->part(plain_.begin, end, unsent_, plain_.count);
+  unsent_ += plain_.count;
   plain_ = {};
   send_(sender_, &batch, batch.bytes());
 }
@@ -349,9 +353,8 @@ void Tracer::send_replay(uint32_t last) {
   if (last > first) {
     uint64_t bytes = 0;
     for (uint32_t r = first; r < last; ++r) bytes += uint64_t{following_->matched()[r][0]} * 4;
-    send_message(following_->replay(last), untold_first_, last - first, bytes);
+    send_message(following_->replay(last), last - first, bytes);
     counters_.replayed_records += last - first;
-    untold_first_ += last - first;
   }
   holding_.store(following_->num_matched() > following_->num_told(), std::memory_order_relaxed);
 }
@@ -361,15 +364,15 @@ void Tracer::send_moves(const Plan::Moves& moves) {
   std::vector<uint32_t> message = {0, static_cast<uint32_t>(Kind::kMoveSlots), 0, 0};
   for (const auto& [from, to] : moves) message.insert(message.end(), {from, to});
   message[0] = static_cast<uint32_t>(message.size());
-  send_message(message, untold_first_, 0, 0);
+  send_message(message, 0, 0);
 }
 
-void Tracer::send_message(const std::vector<uint32_t>& message, uint64_t first, uint32_t records,
-                          uint64_t program_bytes) {
+void Tracer::send_message(const std::vector<uint32_t>& message, uint32_t records, uint64_t program_bytes) {
   Chunk* chunk = Chunk::create(static_cast<uint32_t>(message.size()));
   std::memcpy(chunk->words(), message.data(), message.size() * 4);
-  const Batch batch(chunk, chunk->words(), chunk->words() + message.size(), first, records);
+  const Batch batch(chunk, chunk->words(), chunk->words() + message.size(), unsent_, records);
   chunk->release();
+  unsent_ += records;
   send_(sender_, &batch, program_bytes);
 }
 

@@ -71,7 +71,6 @@ class Tracer {
   // Records of the batch at hand that are sent as they are.
   struct Plain {
     const uint32_t* begin = nullptr;
-    uint64_t first = 0;
     uint32_t count = 0;
   };
 
@@ -95,13 +94,10 @@ class Tracer {
   void send_replay(uint32_t last);
   bool take_own_slots(std::vector<uint32_t>* slots);
   void send_moves(const Plan::Moves& moves);
-  void send_message(const std::vector<uint32_t>& message, uint64_t first, uint32_t records,
-                    uint64_t program_bytes);
+  void send_message(const std::vector<uint32_t>& message, uint32_t records, uint64_t program_bytes);
   // An event of the window that has just ended, or of the moment.
   void note_window(ControllerEvent kind, uint32_t records, uint32_t plan);
   void note_now(ControllerEvent kind, uint32_t records, uint32_t plan);
-  // The number of the first record that no batch has had yet.
-  uint64_t unsent_first() const { return plain_.begin != nullptr ? plain_.first : record_number_; }
 
   void* const sender_;
   const Send send_;
@@ -113,6 +109,7 @@ class Tracer {
   const Batch* batch_ = nullptr;
   uint64_t record_number_ = 0;  // of the program, of the record at hand
   Plain plain_;
+  uint64_t unsent_ = 0;         // number of the first record that no batch has had yet
 
   // What is learnt of the window that has begun.
   Window window_;
@@ -130,7 +127,6 @@ class Tracer {
   uint64_t clock_ = 0;
 
   Plan* following_ = nullptr;
-  uint64_t untold_first_ = 0;  // number of the first record that it has matched and not told
   std::vector<Batch> held_;  // the memory of what following_ has matched
   std::atomic<bool> holding_{false};
   std::deque<NewPlan> new_plans_;

@@ -291,38 +291,43 @@ inline void bind_operator(WorkerState& state, const Stretch& stretch, uint32_t r
   bound->state = BoundOperator::State::kBound;
 }
 
+// A list of a plan's tensors as LibTorch takes it: of tensors, or of optional ones. False if one has
+// no value. tensor_of: null for one that has none.
+template <class Element, class TensorOf>
+bool take_list(const std::vector<uint32_t>& numbers, TensorOf&& tensor_of, c10::IValue* list) {
+  c10::List<Element> values;
+  values.reserve(numbers.size());
+  for (uint32_t number : numbers) {
+    if (number == Window::kNone) {
+      values.push_back(Element());
+    } else if (const at::Tensor* value = tensor_of(number)) {
+      values.push_back(*value);
+    } else {
+      return false;
+    }
+  }
+  *list = std::move(values);
+  return true;
+}
+
 // Puts the tensors among the arguments. False if one has no value.
 inline bool take_tensors(WorkerState& state, const WorkerPlan& plan, const BoundOperator& bound) {
-  const auto tensor = [&](uint32_t number) -> const at::Tensor* {
+  const auto tensor_of = [&](uint32_t number) -> const at::Tensor* {
     const uint32_t slot = plan.slots[number];
     if (slot >= state.slots.size() || state.slots[slot].state != SlotEntry::State::kTensor) return nullptr;
     return &state.slots[slot].tensor;
   };
   state.stack = bound.arguments;
   for (const auto& [argument, number] : bound.tensors) {
-    const at::Tensor* value = tensor(number);
+    const at::Tensor* value = tensor_of(number);
     if (value == nullptr) return false;
     state.stack[argument] = *value;
   }
   for (const auto& list : bound.lists) {
-    if (list.optional) {
-      c10::List<std::optional<at::Tensor>> values;
-      values.reserve(list.tensors.size());
-      for (uint32_t number : list.tensors) {
-        const at::Tensor* value = number == Window::kNone ? nullptr : tensor(number);
-        if (value == nullptr && number != Window::kNone) return false;
-        values.push_back(value == nullptr ? std::nullopt : std::optional(*value));
-      }
-      state.stack[list.argument] = std::move(values);
-    } else {
-      c10::List<at::Tensor> values;
-      values.reserve(list.tensors.size());
-      for (uint32_t number : list.tensors) {
-        const at::Tensor* value = number == Window::kNone ? nullptr : tensor(number);
-        if (value == nullptr && number != Window::kNone) return false;
-        values.push_back(value == nullptr ? at::Tensor() : *value);
-      }
-      state.stack[list.argument] = std::move(values);
+    auto* place = &state.stack[list.argument];
+    if (!(list.optional ? take_list<std::optional<at::Tensor>>(list.tensors, tensor_of, place)
+                        : take_list<at::Tensor>(list.tensors, tensor_of, place))) {
+      return false;
     }
   }
   return true;
