@@ -5,6 +5,8 @@ Unless told, it refuses root and more ranks than cores, and pins each rank to a 
 
 import os
 
+import pytest
+
 os.environ |= {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     # Open MPI 4, then 5.
@@ -12,3 +14,14 @@ os.environ |= {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }  # fmt: skip
+
+
+@pytest.fixture
+def fresh_workers():
+    """Workers that know no plan and have counted nothing."""
+    import dtorch_mpi as dt
+
+    dt.shutdown()
+    dt.init()
+    yield
+    dt.shutdown()

@@ -1,12 +1,6 @@
 import pytest
 
-import dtorch_mpi as dt
-
 
 @pytest.fixture(autouse=True)
-def running():
+def running(fresh_workers):
     """Each test begins with workers that know no plan."""
-    dt.shutdown()
-    dt.init()
-    yield
-    dt.shutdown()

@@ -7,13 +7,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import worker_kernels  # noqa: E402, F401 -- before init(): worker ranks stay there
 
-import dtorch_mpi as dt  # noqa: E402
-
 
 @pytest.fixture(autouse=True)
-def running():
+def running(fresh_workers):
     """Each test begins with workers that know no plan."""
-    dt.shutdown()
-    dt.init()
-    yield
-    dt.shutdown()

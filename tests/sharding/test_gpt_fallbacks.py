@@ -10,14 +10,6 @@ import dtorch_mpi as dt
 R, S0 = dt.Replicate(), dt.Shard(0)
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    dt.shutdown()
-    dt.init(workers=4)
-    yield dt.init_device_mesh((2, 2))
-    dt.shutdown()
-
-
 def cut_vocabulary(name):
     return S0 if name in ("tokens.weight", "head.weight") else tensor_parallel(name)
 

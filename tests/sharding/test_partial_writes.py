@@ -8,14 +8,6 @@ import dtorch_mpi as dt
 R, S0, P = dt.Replicate(), dt.Shard(0), dt.Partial()
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    dt.shutdown()
-    dt.init(workers=4)
-    yield dt.init_device_mesh((2, 2))
-    dt.shutdown()
-
-
 def a_sum(mesh):
     """The sum over a dim that the second axis cuts, and its value."""
     torch.manual_seed(0)
