@@ -9,6 +9,7 @@ import time
 import traceback
 
 from . import _core, _worker, watcher
+from ._collectives import delay_collectives
 from .launch.agreement import check_agreement
 from .launch.guard import check_world
 from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
@@ -54,6 +55,7 @@ def start(settings, launch):
     same_node = [leaders[rank] == leaders[0] for rank in ranks]
     board = _mpi.SharedMemory(node, SHARED_BYTES) if leaders[comm.rank] == leaders[0] else None
     maker = _mpi.group_maker(comm, first_rank)
+    delay_collectives(settings.collective_delay_us)
     of_node = [rank for rank in ranks if leaders[rank] == leader]
     threads = settings.threads or cpu_threads(max(1, len(of_node)))
     worker = comm.rank - first_rank

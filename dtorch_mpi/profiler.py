@@ -5,6 +5,7 @@ import os
 import struct
 import threading
 import time
+from collections import defaultdict
 from operator import itemgetter
 
 import torch
@@ -263,7 +264,8 @@ class Profile:
         ValueError before the block has ended.
         """
         self._check_ended()
-        return [*self._metadata(), *self._timed_events()]
+        timed = self._timed_events()
+        return [*self._metadata(timed), *timed]
 
     def write(self, path):
         """Write the trace to a file. Raises ValueError before the block has ended, and OSError."""
@@ -287,7 +289,7 @@ class Profile:
             separator = ",\n"
         file.write("\n]}\n")
 
-    def _metadata(self):
+    def _metadata(self, timed):
         rows = {(_CONTROLLER, _BATCHES): "batches", (_CONTROLLER, _WINDOWS): "windows"}
         processes = {_CLIENT: "client", _CONTROLLER: "controller"}
         for thread in self._names.threads.values():
@@ -296,6 +298,8 @@ class Profile:
             processes[_FIRST_WORKER + worker] = self._names.worker(worker)
             rows[_FIRST_WORKER + worker, _OPERATORS] = "operators"
             rows[_FIRST_WORKER + worker, _COLLECTIVES] = "collectives"
+        for event in timed:
+            rows.setdefault((event["pid"], event["tid"]), "collectives")
         for pid, name in processes.items():
             yield _meta("process_name", pid, 0, name=name)
             yield _meta("process_sort_index", pid, 0, sort_index=pid)
@@ -337,7 +341,20 @@ class Profile:
                      **({"s": "t"} if moment else {"dur": (end - begin) / 1e3}), "args": args},
                 ))  # fmt: skip
         found.sort(key=itemgetter(0, 1))
+        _spread(found)
         return [event for *_, event in found]
+
+
+def _spread(found):
+    """Give collectives that go on at the same time rows of their own."""
+    ends = defaultdict(list)  # by worker: when each of its rows is free again
+    for begin, end, event in found:
+        if event["pid"] < _FIRST_WORKER or event["tid"] != _COLLECTIVES:
+            continue
+        rows = ends[event["pid"]]
+        row = next((row for row, free in enumerate(rows) if free <= begin), len(rows))
+        rows[row:row + 1] = [-end]
+        event["tid"] += row
 
 
 def _meta(kind, pid, tid, **args):

@@ -199,13 +199,14 @@ class Runtime:
         _core.flush()
         _core.close_queue()
         until = time.monotonic() + 3
+        planned = self.planner is None or self.planner.stop(3)
         while any(worker.running for worker in self._workers) and time.monotonic() < until:
             time.sleep(0.005)
         self._thread.join(timeout=max(0.5, until - time.monotonic()))
         self.controller.abandon()
         if self.end_job is not None:
             return self.end_job()
-        return not any(worker.running for worker in self._workers)
+        return planned and not any(worker.running for worker in self._workers)
 
 
 class _Joined:
@@ -311,9 +312,10 @@ def init(workers=None, cohost=None, **settings):
 
 
 def _start_threads(settings):
-    from ._collectives import ThreadGroups
+    from ._collectives import ThreadGroups, delay_collectives
     from .launch.placement import cpu_threads
 
+    delay_collectives(settings.collective_delay_us)
     groups = ThreadGroups()
     threads = settings.threads or cpu_threads(settings.workers)
     hosted = ThreadWorkers(0, settings.workers, settings, threads, groups.maker())

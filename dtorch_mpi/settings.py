@@ -33,6 +33,8 @@ class Settings:
     """Forces where values come back: memory, shared or network. Empty: the nearest."""
     threads: int = 0
     """Threads of an operator on each worker. 0: OMP_NUM_THREADS, else its share of the cores."""
+    collective_delay_us: int = 0
+    """How long collectives last at least, in microseconds: for tests of what goes on meanwhile."""
 
     def __post_init__(self):
         if self.workers < 1:

@@ -1,6 +1,6 @@
 """Measure what replaying and rewriting save, against PyTorch's eager mode, DDP and DTensor.
 
-    python scripts/bench_engine.py [--quick] [--only loop,bytes,gpt,chain,flat,ddp,tp]
+    python scripts/bench_engine.py [--quick] [--only loop,bytes,gpt,chain,flat,overlap,ddp,tp]
 
 Each figure is a ratio of medians from one run on one machine, A and B measured in turn, printed in
 a table and again as a line `name=value unit`. The parts that need ranks are started with mpirun
@@ -17,7 +17,8 @@ import time
 import torch
 from figures import report, start_ranks, table
 
-PARTS = ("loop", "bytes", "gpt", "chain", "flat", "ddp", "tp")
+PARTS = ("loop", "bytes", "gpt", "chain", "flat", "overlap", "ddp", "tp")
+DELAY_US = 20_000  # of each collective, to see what goes on meanwhile
 GPT_LAYERS, GPT_WIDTH, GPT_HEADS, GPT_BLOCK, GPT_BATCH = 4, 256, 8, 128, 8
 
 
@@ -203,6 +204,41 @@ def _report_steps(name, steps, arguments):
     report(name, statistics.median(times) * 1e3, "ms")
 
 
+def overlap(dt, prefix, arguments):
+    """Figure 5: how much of a delay of collectives operators cover, in a profile."""
+    mesh = dt.init_device_mesh((dt.num_workers(),))
+    data = [dt.Shard(0)]
+    steps = trainer("dtorch", lambda model: dt.distribute_module(model, mesh, {}),
+                    place=lambda tensor: dt.distribute_tensor(tensor, mesh, data))  # fmt: skip
+    seconds_a_step(steps, 6)
+    dt.runtime.current().planner.wait(60)
+    steps(2)
+    first, every = [], []
+    for _ in range(arguments.rounds):
+        dt.sync()
+        with dt.profile() as profile:
+            steps(3)  # the first one is in a window with the profile's own beginning
+            dt.sync()
+        timed = [event for event in profile.events() if event["ph"] == "X" and event["pid"] >= 2]
+        for pid in {event["pid"] for event in timed}:
+            work = [e for e in timed if e["pid"] == pid and not e["name"].startswith("redistribute")
+                    and e["cat"] == "operator"]  # fmt: skip
+            delayed = [e for e in timed if e["pid"] == pid and e["dur"] >= DELAY_US
+                       and e["name"].startswith("redistribute")]  # fmt: skip
+            covered = [_covered(e["ts"], e["ts"] + DELAY_US, work) / DELAY_US for e in delayed]
+            # Those of the loss are needed at once.
+            gradients = [share for e, share in zip(delayed, covered, strict=True)
+                         if e["args"].get("rewritten")]  # fmt: skip
+            first.append(gradients[0])
+            every += covered
+    report(f"{prefix}.overlap.first", statistics.median(first), "x", -0.8)
+    report(f"{prefix}.overlap.every", statistics.mean(every), "x")
+
+
+def _covered(begin, end, events):
+    return sum(max(0.0, min(end, e["ts"] + e["dur"]) - max(begin, e["ts"])) for e in events)
+
+
 def peers(arguments):
     """Plain PyTorch's own ways with as many ranks: DDP, and DTensor's tensor parallelism."""
     import torch.distributed as dist
@@ -303,9 +339,12 @@ def main():
         dt.shutdown()
     if arguments.part:
         if arguments.part != "ranks-loop":
-            dt.init()
+            delay = DELAY_US if arguments.part == "ranks-overlap" else 0
+            dt.init(collective_delay_us=delay)
             prefix = f"mpi{dt.num_workers()}"
-            if arguments.part == "ranks-cpu":
+            if arguments.part == "ranks-overlap":
+                overlap(dt, prefix, arguments)
+            elif arguments.part == "ranks-cpu":
                 rank0_cpu(dt, prefix, arguments)
             else:
                 data_parallel(dt, prefix, arguments)
@@ -328,6 +367,10 @@ def main():
     dt.shutdown()
     if "flat" in wanted:
         flat(arguments)
+    if "overlap" in wanted:
+        for name, value, unit in start_ranks(__file__, 3, "--part", "ranks-overlap", "--rounds",
+                                             str(arguments.rounds)):  # fmt: skip
+            report(name, float(value), unit, -0.8 if name.endswith("first") else None)
     if wanted & {"ddp", "tp"}:
         against_peers(arguments)
     table()

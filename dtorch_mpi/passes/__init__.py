@@ -50,6 +50,12 @@ def chosen(text):
     return {name: function for name, function in _registered.items() if name in names}
 
 
-from . import common_subexpressions, dead_nodes, memory_reuse  # noqa: E402, F401 -- in this order
+from . import (  # noqa: E402, F401, I001 -- in this order
+    common_subexpressions,
+    redundant_collectives,
+    dead_nodes,
+    memory_reuse,
+    early_collectives,
+)
 
 __all__ = ["Graph", "Node", "Value", "chosen", "graph_pass", "registered"]

@@ -1,7 +1,7 @@
 """Has what is worked out twice worked out once: equal redistributions, above all."""
 
 from . import graph_pass
-from .facts import Versions, is_pure, is_view, packet, written_bases
+from .facts import ALIASES, Versions, is_gather, is_pure, is_view, packet, written_bases
 from .graph import Value
 from .records import ScalarTensor
 
@@ -52,6 +52,7 @@ def common_subexpressions(graph):
     outlived = {id(value.base) for value in graph.values if not value.is_temporary}
     versions, known = Versions(), {}
     same = {}  # number of a value -> of the first one that is equal to it
+    gathers = []
     for node in list(graph.nodes):
         versions.note(node)
         if not is_pure(node) or len(node.outputs) != 1:
@@ -60,7 +61,7 @@ def common_subexpressions(graph):
         if is_view(node):
             # It may be written through; but what reads it reads the same.
             source = node.inputs()[0].number
-            if packet(node) in ("aten::detach", "aten::alias"):
+            if packet(node) in ALIASES:
                 same[value.number] = same.get(source, source)
             else:
                 same[value.number] = known.setdefault(_key(node, versions, same), value.number)
@@ -69,6 +70,12 @@ def common_subexpressions(graph):
             continue
         key = _key(node, versions, same)
         first = known.setdefault(key, node)
+        if is_gather(node):
+            # To keep one while others come and go would undo what cutting has saved.
+            if first is not node and gathers[-1] is not first:
+                first = known[key] = node
+            if first is node:
+                gathers.append(node)
         if first is not node:
             same[value.number] = first.outputs[0].number
             _share(graph, first.outputs[0], node)

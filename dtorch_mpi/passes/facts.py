@@ -2,8 +2,11 @@
 
 import torch
 
-from .. import _core
+from .. import _core, _sharding
+from ..mesh import packed_of
 
+# The same tensor again, to everybody but autograd.
+ALIASES = {"aten::detach", "aten::alias"}
 # Make their output from nothing but numbers.
 _MAKERS = {"aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::arange", "aten::eye",
            "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like",
@@ -13,10 +16,12 @@ _MAKERS = {"aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::aran
 _SAFE = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::sum", "aten::mean",
          "aten::amax", "aten::amin", "aten::cat", "aten::stack", "aten::clone", "aten::_to_copy",
          "aten::_softmax", "aten::_log_softmax", "aten::native_layer_norm", "aten::cumsum",
-         "aten::detach", "aten::alias", "aten::_unsafe_view", "aten::_reshape_alias"}  # fmt: skip
+         "aten::_unsafe_view", "aten::_reshape_alias", *ALIASES}  # fmt: skip
 # Integers by a zero; values out of range.
 _JUDGES_VALUES = {"aten::div", "aten::remainder", "aten::floor_divide", "aten::fmod", "aten::pow",
                   "aten::bitwise_left_shift", "aten::bitwise_right_shift"}  # fmt: skip
+
+SHARD, PARTIAL = 1, 2  # the low byte of a packed placement; 0: replicated
 
 
 def packet(node):
@@ -54,6 +59,29 @@ def can_fail(node):
     operator = node.overload()
     pointwise = operator is not None and torch.Tag.pointwise in operator.tags
     return not pointwise or name in _JUDGES_VALUES
+
+
+def shardings(node):
+    """(before, after) of a redistribution, by number; 0 is whole on every worker."""
+    return tuple(node.words[-2:])
+
+
+def steps(before, after):
+    """[(axis, from, to)] of a redistribution between two shardings, as packed placements."""
+    to = packed_of(after)[1]
+    return _sharding.plan_redistribute(packed_of(before)[1] if before else [0] * len(to), to)
+
+
+def communicates(steps):
+    """Whether workers need each other for it: all but taking one's own part of a whole."""
+    return any(before & 0xFF for _, before, _ in steps)
+
+
+def is_gather(node):
+    """Whether a node makes each worker hold more than it did."""
+    return node.kind == "redistribute" and any(
+        before & 0xFF == SHARD and after == 0 for _, before, after in steps(*shardings(node))
+    )
 
 
 class Versions:

@@ -120,6 +120,7 @@ class Graph:
         self.nodes = nodes
         self.values = values
         self.program = tuple(nodes)  # as the user wrote it
+        self.early_starts = []  # [(node, redistributions)]: see start_early
         self._spans = []
 
     def new_value(self, like):
@@ -155,6 +156,16 @@ class Graph:
         self.nodes.remove(node)
         self.nodes.insert(self.nodes.index(other), node)
         self.keep_together(node, other)
+
+    def start_early(self, before, *redistributions):
+        """Have redistributions begin before another node runs: as one collective, where each is
+        one reduction and they are of one dtype.
+
+        Their values are put in their places at their own turn, and waited for where they are read.
+        Workers do it where they know of all these nodes by then. Nothing in between may write to
+        what they read.
+        """
+        self.early_starts.append((before, list(redistributions)))
 
     def keep_together(self, *nodes):
         """Have the program's records from the first to the last of these run as one."""
@@ -192,7 +203,13 @@ class Graph:
         return regions
 
     def __str__(self):
-        return "\n".join(map(str, self.nodes))
+        begun = {}
+        for before, redistributions in self.early_starts:
+            made = ", ".join(str(node.outputs[0]) for node in redistributions)
+            begun.setdefault(id(before), []).append(f"begin({made})")
+        return "\n".join(
+            line for node in self.nodes for line in [*begun.get(id(node), ()), str(node)]
+        )
 
     def snapshot(self):
         """(text, Graphviz source) of the graph as it is now."""

@@ -27,9 +27,11 @@ class Planner:
         self._thread = threading.Thread(target=self._run, name="dtorch-planner", daemon=True)
         self._thread.start()
 
-    def stop(self):
+    def stop(self, seconds=None):
+        """End the thread; returns whether it has ended within the time: a pass may take its own."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def wait(self, seconds=10.0):
         """Wait until every window that has come so far is rewritten; for tests and benchmarks."""
@@ -59,6 +61,8 @@ class Planner:
         stages = [("program", graph.snapshot())]
         for name, function in passes.items():
             time.sleep(0.0005)
+            if self._stopping.is_set():
+                return
             function(graph)
             stages.append((name, graph.snapshot()))
         self.history.append((number, stages))

@@ -348,14 +348,15 @@ class _Encoder:
 
     def node(self, node, offsets):
         begin = len(self.words)
-        if node.record is not None:
+        if node.words:
             self.words += node.words
             for word, value in node.slots:
                 old = self.words[begin + word]
                 whole = word == 2 or not self._is_tag(node, word)
                 self.words[begin + word] = value.number if whole else old & ~PAYLOAD | value.number
-            offset = offsets[node.record]
-            self.numbers += [(word, begin + word - offset) for word in node.numbers]
+            if node.numbers:
+                offset = offsets[node.record]
+                self.numbers += [(word, begin + word - offset) for word in node.numbers]
             return
         self.words += [0, NUMBERS[node.kind], 0, node.site]
         if node.kind == "free":
@@ -457,7 +458,8 @@ def _string(text):
 
 
 def encode(graph):
-    """(number of tensors that only the rewritten plan has, operators, regions) as words.
+    """(number of tensors that only the rewritten plan has, operators and early starts, regions) as
+    words.
 
     As Kind::kRewritePlan of the wire has them. None for a graph that is as it was.
     """
@@ -466,7 +468,8 @@ def encode(graph):
         offsets.append(at)
         at += len(node.words)
     operators, words = {}, []
-    for first, last, nodes in graph.regions():
+    regions = graph.regions()
+    for first, last, nodes in regions:
         encoder = _Encoder()
         for node in nodes:
             encoder.node(node, offsets)
@@ -474,11 +477,43 @@ def encode(graph):
         words += [word for pair in encoder.numbers for word in pair]
         words += encoder.words
         operators |= encoder.operators
-    if not words:
+    early = _early_starts(graph, regions)
+    if not words and early == [0]:
         return None
     definitions = [len(operators)]
     for number, name in operators.items():
         packet, _, overload = name.partition(".")
         definitions += [number, *_string(packet), *_string(overload)]
     num_program = sum(1 for value in graph.values if not value.is_new)
-    return len(graph.values) - num_program, definitions, words
+    return len(graph.values) - num_program, definitions + early, words
+
+
+def _early_starts(graph, regions):
+    """Where redistributions may begin, as words, in the order of the nodes."""
+    places, order = {}, {}
+    for at, node in enumerate(graph.nodes):
+        places[id(node)], order[id(node)] = (0, node.record), at
+    for number, (_, _, nodes) in enumerate(regions, 1):
+        places |= {id(node): (number, record) for record, node in enumerate(nodes)}
+    # A later pass may have taken some of them out.
+    starts = [
+        (before, nodes) for before, nodes in graph.early_starts
+        if all(id(node) in order for node in [before, *nodes])
+    ]
+    words = [len(starts)]
+    for before, nodes in sorted(starts, key=lambda start: order[id(start[0])]):
+        words += [*places[id(before)], len(nodes)]
+        words += [word for node in nodes for word in places[id(node)]]
+    return words
+
+
+def redistribution(source, node, number, stands_for):
+    """A node that does what the redistribution `node` does, from another value and sharding."""
+    words = list(node.words)
+    words[-2] = number
+    output = node.outputs[0]
+    made = Node("redistribute", f"redistribute {number} -> {words[-1]}", [source], [output],
+                site=node.site, stands_for=stands_for, words=words,
+                slots=[(2, source), (HEADER_WORDS, output)])  # fmt: skip
+    output.made_by = made
+    return made

@@ -38,6 +38,8 @@ PYBIND11_MODULE(_collectives, m) {
   namespace py = pybind11;
   py::module_::import("torch.distributed");
 
+  m.def("delay_collectives", [](int64_t us) { dtorch::delay_collectives(std::chrono::microseconds(us)); });
+
   py::class_<dtorch::ThreadGroup, std::shared_ptr<dtorch::ThreadGroup>>(
       m, "ThreadGroup", "What `size` worker threads of this process share for collectives.")
       .def(py::init<int>(), py::arg("size"))

@@ -13,6 +13,8 @@ constexpr int kLooks = 64;
 constexpr int kYields = 200;
 constexpr std::chrono::microseconds kLongestNap{1000};
 
+std::atomic<int64_t> delay_us{0};
+
 }  // namespace
 
 bool Patience::spin() {
@@ -42,7 +44,10 @@ std::exception_ptr backend_error(const Caller& caller, const std::string& what) 
 PolledWork::PolledWork(Request&& request)
     : Work(request.caller.rank, request.op_type),
       request_(std::move(request)),
-      results_(std::move(request_.results)) {}
+      results_(std::move(request_.results)),
+      not_before_(std::chrono::steady_clock::now() + std::chrono::microseconds(delay_us.load())) {}
+
+void delay_collectives(std::chrono::microseconds delay) { delay_us = delay.count(); }
 
 bool PolledWork::isSuccess() const {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -60,7 +65,7 @@ bool PolledWork::wait(std::chrono::milliseconds timeout) {
   const auto limit = timeout == kNoTimeout ? request_.timeout : timeout;
   const auto start = std::chrono::steady_clock::now();
   Patience patience;
-  while (!poll()) {
+  while (!look()) {
     if (patience.spin()) continue;
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
         start + limit - std::chrono::steady_clock::now());

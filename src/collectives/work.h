@@ -29,6 +29,10 @@ class Patience {
   std::chrono::microseconds nap_{20};
 };
 
+// From now on no collective ends sooner than this after its beginning: for tests and benchmarks of
+// what goes on meanwhile.
+void delay_collectives(std::chrono::microseconds delay);
+
 // A c10d Work that is complete once poll() says so. wait() raises DistBackendError when the
 // collective failed, and when `timeout` (0: the request's own) passes first; the collective
 // then goes on and can be waited for again.
@@ -36,7 +40,7 @@ class PolledWork : public c10d::Work {
  public:
   explicit PolledWork(Request&& request);
 
-  bool isCompleted() override { return poll(); }
+  bool isCompleted() override { return look(); }
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override { return results_; }
@@ -60,10 +64,12 @@ class PolledWork : public c10d::Work {
 
  private:
   void complete_future(const std::exception_ptr& error);
+  bool look() { return std::chrono::steady_clock::now() >= not_before_ && poll(); }
 
   // Kept apart from the request, which lets go of all memory when the collective ends.
   const std::vector<at::Tensor> results_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  const std::chrono::steady_clock::time_point not_before_;
   // Mirrors c10d::Work::completed_ for the lock-free look.
   std::atomic<bool> ended_{false};
 };

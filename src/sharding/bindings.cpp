@@ -77,6 +77,6 @@ PYBIND11_MODULE(_sharding, module) {
                                 const Sizes& from, const Sizes& to) {
     const auto member = member_of(coordinate, groups);
     pybind11::gil_scoped_release no_gil;
-    return redistribute(local, sizes, Mesh{0, mesh, {}}, member, unpacked(from), unpacked(to));
+    return start_redistribute(local, sizes, Mesh{0, mesh, {}}, member, unpacked(from), unpacked(to)).get();
   });
 }

@@ -1,6 +1,8 @@
 #include "sharding/redistribute.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
@@ -116,51 +118,66 @@ struct Axis {
   int64_t padded(int64_t size) const { return (size + length - 1) / length; }
 };
 
-at::Tensor all_reduce(const at::Tensor& local, ReduceOp op, const Axis& axis) {
-  auto result = local.clone(at::MemoryFormat::Contiguous);
+// A part of a bucket's memory, which it keeps alive, as a storage of its own: what is done to a
+// tensor's storage must not meet its neighbours.
+at::Tensor own_storage(const at::Tensor& flat, int64_t start, at::IntArrayRef sizes) {
+  auto part = flat.narrow(0, start, c10::multiply_integers(sizes));
+  return at::from_blob(part.mutable_data_ptr(), sizes, [flat](void*) {}, flat.options());
+}
+
+PendingTensor ready(at::Tensor result) {
+  return {nullptr, [result = std::move(result)] { return result; }};
+}
+
+PendingTensor all_reduce(at::Tensor result, ReduceOp op, const Axis& axis) {
+  c10::intrusive_ptr<c10d::Work> work;
   if (result.numel() != 0) {
     auto [data, as] = reducible(result, op);
     std::vector<at::Tensor> tensors{data};
     c10d::AllreduceOptions options;
     options.reduceOp = collective_op(as);
-    axis.group.allreduce(tensors, options)->wait();
+    work = axis.group.allreduce(tensors, options);
   }
-  return averaged(result, op, axis.length);
+  return {work, [result, op, length = axis.length] { return averaged(result, op, length); }};
 }
 
-at::Tensor reduce_scatter(const at::Tensor& local, ReduceOp op, int64_t dim, const Axis& axis) {
+PendingTensor reduce_scatter(const at::Tensor& local, ReduceOp op, int64_t dim, const Axis& axis) {
   const auto length = axis.padded(local.size(dim));
   auto input = to_front(local, dim, length * axis.length);
   auto sizes = input.sizes().vec();
   sizes[0] = length;
   auto output = at::empty(sizes, local.options());
+  c10::intrusive_ptr<c10d::Work> work;
   if (input.numel() != 0) {
     auto [data, as] = reducible(input, op);
     auto into = reducible(output, op).data;
     c10d::ReduceScatterOptions options;
     options.reduceOp = collective_op(as);
-    axis.group._reduce_scatter_base(into, data, options)->wait();
+    work = axis.group._reduce_scatter_base(into, data, options);
   }
-  const auto piece = piece_of(local.size(dim), axis.length, axis.index);
-  return averaged(from_front(output, dim, 0, piece.size), op, axis.length);
+  const auto size = piece_of(local.size(dim), axis.length, axis.index).size;
+  return {work, [input, output, op, dim, size, length = axis.length] {
+            return averaged(from_front(output, dim, 0, size), op, length);
+          }};
 }
 
-at::Tensor all_gather(const at::Tensor& local, int64_t dim, int64_t whole, const Axis& axis) {
+PendingTensor all_gather(const at::Tensor& local, int64_t dim, int64_t whole, const Axis& axis) {
   const auto length = axis.padded(whole);
   auto input = to_front(local, dim, length);
   auto sizes = input.sizes().vec();
   sizes[0] = length * axis.length;
   auto output = at::empty(sizes, local.options());
+  c10::intrusive_ptr<c10d::Work> work;
   if (output.numel() != 0) {
     auto data = movable(input), into = movable(output);
-    axis.group._allgather_base(into, data)->wait();
+    work = axis.group._allgather_base(into, data);
   }
   // Only the last pieces can be short, so all padding is behind the values.
-  return from_front(output, dim, 0, whole);
+  return {work, [input, output, dim, whole] { return from_front(output, dim, 0, whole); }};
 }
 
-at::Tensor all_to_all(const at::Tensor& local, int64_t from, int64_t to, int64_t whole,
-                      const Axis& axis) {
+PendingTensor all_to_all(const at::Tensor& local, int64_t from, int64_t to, int64_t whole,
+                         const Axis& axis) {
   // Both buffers hold one block of equal size a peer: [peer, to, from, other dims].
   const auto send = axis.padded(local.size(to)), receive = axis.padded(whole);
   const auto mine = piece_of(local.size(to), axis.length, axis.index).size;
@@ -177,17 +194,20 @@ at::Tensor all_to_all(const at::Tensor& local, int64_t from, int64_t to, int64_t
   sizes[1] = send;
   input = input.view(sizes);
   auto output = at::empty(sizes, local.options());
+  c10::intrusive_ptr<c10d::Work> work;
   if (input.numel() != 0) {
     auto data = movable(input), into = movable(output);
     std::vector<int64_t> equal;
-    axis.group.alltoall_base(into, data, equal, equal)->wait();
+    work = axis.group.alltoall_base(into, data, equal, equal);
   }
-  // [peer, to, from, ...] -> [to, peer * from, ...]
-  auto joined = output.narrow(1, 0, mine).transpose(0, 1).flatten(1, 2).narrow(1, 0, whole);
-  return joined.movedim(1, from_at).movedim(0, to).clone(at::MemoryFormat::Contiguous);
+  return {work, [input, output, mine, whole, from_at, to] {
+            // [peer, to, from, ...] -> [to, peer * from, ...]
+            auto joined = output.narrow(1, 0, mine).transpose(0, 1).flatten(1, 2).narrow(1, 0, whole);
+            return joined.movedim(1, from_at).movedim(0, to).clone(at::MemoryFormat::Contiguous);
+          }};
 }
 
-at::Tensor take(const RedistributeStep& step, const at::Tensor& local, int64_t whole,
+PendingTensor take(const RedistributeStep& step, const at::Tensor& local, int64_t whole,
                 const Axis& axis) {
   const auto& [_, from, to] = step;
   if (from.is_replicate()) {
@@ -198,29 +218,29 @@ at::Tensor take(const RedistributeStep& step, const at::Tensor& local, int64_t w
     } else {
       share = partial_share(local, to.reduce_op, axis.index);
     }
-    return share.clone(at::MemoryFormat::Contiguous);
+    return ready(share.clone(at::MemoryFormat::Contiguous));
   }
   if (from.is_partial())
     return to.is_shard() ? reduce_scatter(local, from.reduce_op, to.dim, axis)
-                         : all_reduce(local, from.reduce_op, axis);
+                         : all_reduce(local.clone(at::MemoryFormat::Contiguous), from.reduce_op, axis);
   return to.is_shard() ? all_to_all(local, from.dim, to.dim, whole, axis)
                        : all_gather(local, from.dim, whole, axis);
 }
 
 }  // namespace
 
-at::Tensor redistribute(const at::Tensor& local, std::span<const int64_t> global_sizes,
-                        const Mesh& mesh, const MeshMember& member, const Placements& from,
-                        const Placements& to) {
+PendingTensor start_redistribute(const at::Tensor& local, std::span<const int64_t> global_sizes,
+                                 const Mesh& mesh, const MeshMember& member, const Placements& from,
+                                 const Placements& to) {
   check_placements(global_sizes.size(), mesh.shape, from);
   check_placements(global_sizes.size(), mesh.shape, to);
   const auto expected = local_sizes(global_sizes, mesh.shape, from, member.coordinate);
   TORCH_CHECK_VALUE(local.sizes() == at::IntArrayRef(expected), "expected a local tensor of sizes ",
                     at::IntArrayRef(expected), " under ", to_string(from), ", got ", local.sizes());
   if (should_reshard(global_sizes, mesh, from, to))
-    return reshard(local, global_sizes, mesh, member, from, to);
+    return ready(reshard(local, global_sizes, mesh, member, from, to));
   auto current = from;
-  at::Tensor result = local;
+  auto result = ready(local);
   for (const auto& step : plan_redistribute(from, to)) {
     const Axis axis{*member.groups[step.axis], mesh.shape[step.axis],
                     member.coordinate[step.axis]};
@@ -230,10 +250,36 @@ at::Tensor redistribute(const at::Tensor& local, std::span<const int64_t> global
       current[step.axis] = Placement::replicate();
       whole = local_sizes(global_sizes, mesh.shape, current, member.coordinate)[step.from.dim];
     }
-    result = take(step, result, whole, axis);
+    result = take(step, result.get(), whole, axis);
     current[step.axis] = step.to;
   }
   return result;
+}
+
+bool can_bucket(const Placements& from, const Placements& to) {
+  const auto steps = plan_redistribute(from, to);
+  return steps.size() == 1 && steps[0].from.is_partial() && steps[0].to.is_replicate();
+}
+
+std::vector<PendingTensor> start_bucket(const std::vector<at::Tensor>& locals, const Mesh& mesh,
+                                        const MeshMember& member, const Placements& from,
+                                        const Placements& to) {
+  const auto step = plan_redistribute(from, to).at(0);
+  const Axis axis{*member.groups[step.axis], mesh.shape[step.axis], member.coordinate[step.axis]};
+  std::vector<at::Tensor> flat;
+  for (const auto& local : locals) flat.push_back(local.reshape({-1}));
+  const auto shared = std::make_shared<PendingTensor>(all_reduce(at::cat(flat), step.from.reduce_op, axis));
+  const auto total = std::make_shared<at::Tensor>();
+  std::vector<PendingTensor> results;
+  int64_t start = 0;
+  for (const auto& local : locals) {
+    results.push_back({shared->work, [shared, total, start, sizes = local.sizes().vec()] {
+                         if (!total->defined()) *total = shared->finish();
+                         return own_storage(*total, start, sizes);
+                       }});
+    start += local.numel();
+  }
+  return results;
 }
 
 }  // namespace dtorch

@@ -2,6 +2,10 @@
 // the groups of the mesh's axes.
 #pragma once
 
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "sharding/placement.h"
@@ -36,12 +40,34 @@ struct RedistributeStep {
 // step the axis is the innermost one that cuts the dims it takes or leaves.
 std::vector<RedistributeStep> plan_redistribute(const Placements& from, const Placements& to);
 
+// A tensor whose collective may be under way. Whoever has it waits for `work` (null: there is
+// nothing to wait for), then calls `finish` once.
+struct PendingTensor {
+  c10::intrusive_ptr<c10d::Work> work;
+  std::function<at::Tensor()> finish;
+
+  // Raises what the collective raised.
+  at::Tensor get() {
+    if (work) work->wait();
+    return finish();
+  }
+};
+
 // This worker's part of the tensor under `to`, given its part under `from`. All workers of the
 // mesh call it together, in one order. The result is contiguous and never an alias of `local`,
-// except that `local` itself comes back where `from` equals `to`. Raises ValueError where
-// `local` does not have the sizes that `from` gives it.
-at::Tensor redistribute(const at::Tensor& local, std::span<const int64_t> global_sizes,
-                        const Mesh& mesh, const MeshMember& member, const Placements& from,
-                        const Placements& to);
+// except that `local` itself comes back where `from` equals `to`. The last of its collectives goes
+// on when it returns; `local` may be written to meanwhile. Raises ValueError where `local` does not
+// have the sizes that `from` gives it.
+PendingTensor start_redistribute(const at::Tensor& local, std::span<const int64_t> global_sizes,
+                                 const Mesh& mesh, const MeshMember& member, const Placements& from,
+                                 const Placements& to);
+
+// Whether redistributions from one to the other can go together: each is one reduction.
+bool can_bucket(const Placements& from, const Placements& to);
+
+// The same of several tensors of one dtype, in one collective. Where can_bucket says so.
+std::vector<PendingTensor> start_bucket(const std::vector<at::Tensor>& locals, const Mesh& mesh,
+                                        const MeshMember& member, const Placements& from,
+                                        const Placements& to);
 
 }  // namespace dtorch

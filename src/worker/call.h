@@ -59,11 +59,16 @@ inline std::string message_of(const std::exception& error) {
   return first_part(error.what());
 }
 
+// worker/pending.h
+void watch_pending(WorkerState& state);
+void settle_all(WorkerState& state);
+
 // Calls LibTorch with the arguments on state.stack, where the results come. call: its number in the
 // record.
 inline bool call_kernel(WorkerState& state, const WorkerOperator& op, uint32_t call, FailurePtr* failure) {
   try {
     if (!op.unchecked.empty()) op.unchecked.check(state.stack);
+    if (C10_UNLIKELY(state.num_unwatched > 0)) watch_pending(state);
     if (C10_UNLIKELY(op.users != nullptr)) {
       op.users->call(*op.handle, call, state.device, &state.stack);
     } else {
@@ -401,70 +406,6 @@ inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, u
   put_tensor(state, number, std::move(part), sharding);
 }
 
-inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number, bool into) {
-  const uint32_t output = reader.expect(Tag::kOutput);
-  const auto dtype = reader.dtype();
-  const auto sizes = reader.int_list(), strides = reader.int_list();
-  if (sizes.size() != strides.size()) Reader::fail("sizes and strides of different lengths");
-  const uint32_t from_number = reader.word(), to_number = reader.word();
-  const auto to = state.sharding(to_number);
-  const auto from = from_number == 0 ? nullptr : state.sharding(from_number);
-  const Mesh& mesh = *to->mesh;
-  const Placements replicated(mesh.shape.size(), Placement::replicate());
-  const Placements& before = from ? from->placements : replicated;
-  if (from && (from->mesh->workers != mesh.workers || from->mesh->shape != mesh.shape)) {
-    Reader::fail("a redistribution between meshes");
-  }
-  const MeshMember* member = state.member(mesh);
-  if (member == nullptr) {
-    put_tensor(state, output, {}, to_number);
-    return;
-  }
-  auto& input = state.known_slot(number);
-  FailurePtr failure = failure_of(state, input);
-  at::Tensor local = input.tensor;
-  try {
-    check_placements(sizes.size(), mesh.shape, before);
-    check_placements(sizes.size(), mesh.shape, to->placements);
-    const auto expected = local_sizes(sizes, mesh.shape, before, member->coordinate);
-    if (!failure && local.defined() &&
-        (local.sizes() != c10::IntArrayRef(expected) || local.scalar_type() != dtype)) {
-      failure = make_failure(state, "redistribute: this worker's part is " + described(local, 0) +
-                                        ", expected " + c10::toString(dtype) +
-                                        c10::str(c10::IntArrayRef(expected)));
-    }
-    if (failure || !local.defined()) {
-      // The others wait in the collective, and learn of the failure when the value is read: take
-      // part with anything of the right shape.
-      local = at::zeros(expected, at::TensorOptions().dtype(dtype).device(state.device));
-    }
-    auto result = redistribute(local, sizes, mesh, *member, before, to->placements);
-    if (!into) result = in_order(std::move(result), strides);
-    if (into) {
-      auto& target = state.known_slot(output);
-      if (failure) {
-        spoil(state, output, failure);
-      } else if (target.state == SlotEntry::State::kTensor) {
-        target.tensor.copy_(result);
-      }
-    } else if (failure) {
-      put_failure(state, output, failure);
-    } else {
-      if (result.is_same(local)) result = result.clone();
-      put_tensor(state, output, std::move(result), to_number);
-    }
-  } catch (const WireError&) {
-    throw;
-  } catch (const std::exception& error) {
-    failure = make_failure(state, "redistribute: " + message_of(error));
-    if (into) {
-      spoil(state, output, failure);
-    } else {
-      put_failure(state, output, failure);
-    }
-  }
-}
-
 // Takes a failure off the list of what is still to be told.
 inline FailurePtr take_unreported(WorkerState& state, std::vector<FailurePtr>::iterator at) {
   FailurePtr failure = *at;
@@ -581,6 +522,7 @@ inline void describe_slot(WorkerState& state, const WorkerLink& link, Reader& re
 
 inline void sync(WorkerState& state, const WorkerLink& link, Reader& reader) {
   answer(state, link, reader, [&](Reply* reply) {
+    settle_all(state);
     if (!state.unreported.empty()) reply->failure = take_unreported(state, state.unreported.begin());
     return true;
   });

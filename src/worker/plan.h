@@ -7,7 +7,7 @@
 #pragma once
 
 #include "wire/window.h"
-#include "worker/call.h"
+#include "worker/pending.h"
 #include "worker/record_note.h"
 
 namespace dtorch {
@@ -48,9 +48,31 @@ struct Region {
   std::vector<std::pair<uint32_t, uint32_t>> values;  // word of the plan, word of the stretch
 };
 
+// A record of a plan as it runs. region: 0 for one of the program's own, else 1 and more.
+struct Place {
+  uint32_t region, record;
+};
+
+// Redistributions that may begin before another record runs: together, where they can.
+struct EarlyStart {
+  Place before;
+  std::vector<Place> redistributions;
+};
+
 struct WorkerPlan {
   Stretch stretch;  // the program's own records
   std::vector<Region> regions;  // in order
+  std::vector<EarlyStart> early_starts;  // in the order of where they begin
+
+  Stretch& stretch_of(const Place& place) {
+    return place.region == 0 ? stretch : regions[place.region - 1].stretch;
+  }
+  // Later ones are larger.
+  uint64_t position(const Place& place) const {
+    if (place.region == 0) return uint64_t{place.record} << 32;
+    return uint64_t{regions[place.region - 1].first} << 32 | place.record;
+  }
+
   std::vector<uint32_t> slots;  // by tensor: where it lies on this worker
   std::vector<uint32_t> written;  // a record with this run's slots
 };
@@ -106,6 +128,29 @@ inline void define_plan(WorkerState& state, Reader& reader, uint32_t number) {
   state.plans[number] = std::move(plan);
 }
 
+inline Place read_place(Reader& reader) {
+  const uint32_t region = reader.word();
+  return {region, reader.word()};
+}
+
+inline std::vector<EarlyStart> read_early_starts(Reader& reader) {
+  std::vector<EarlyStart> starts;
+  for (uint32_t left = reader.word(); left > 0; --left) {
+    EarlyStart start{read_place(reader), {}};
+    for (uint32_t members = reader.word(); members > 0; --members) {
+      start.redistributions.push_back(read_place(reader));
+    }
+    starts.push_back(std::move(start));
+  }
+  return starts;
+}
+
+inline void check_place(WorkerPlan& plan, const Place& place) {
+  if (place.region > plan.regions.size() || place.record >= plan.stretch_of(place).window.num_records()) {
+    Reader::fail("a place that the plan does not have");
+  }
+}
+
 // Puts other records in the place of some. Their tensors are numbered as the plan's; new ones
 // follow.
 inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
@@ -117,6 +162,7 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
     const uint32_t op = reader.word();
     define_operator(state, reader, op);
   }
+  const auto early_starts = read_early_starts(reader);
   auto slots = plan.slots;
   slots.resize(window.lives().size());  // without those of an earlier rewriting
   slots.insert(slots.end(), own.begin(), own.end());
@@ -149,6 +195,18 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
   }
   plan.slots = std::move(slots);
   plan.regions = std::move(regions);
+  plan.early_starts.clear();
+  for (const auto& early : early_starts) {
+    check_place(plan, early.before);
+    for (const auto& place : early.redistributions) {
+      check_place(plan, place);
+      const auto& known = plan.stretch_of(place).window;
+      const uint32_t what = known.words()[known.offset(place.record) + 1];
+      // Not into an output that there is already.
+      if (what != static_cast<uint32_t>(Kind::kRedistribute)) Reader::fail("an early start of what is no redistribution");
+    }
+  }
+  plan.early_starts = early_starts;
 }
 
 inline void forget_plan(WorkerState& state, uint32_t number) {
@@ -314,7 +372,9 @@ bool take_list(const std::vector<uint32_t>& numbers, TensorOf&& tensor_of, c10::
 inline bool take_tensors(WorkerState& state, const WorkerPlan& plan, const BoundOperator& bound) {
   const auto tensor_of = [&](uint32_t number) -> const at::Tensor* {
     const uint32_t slot = plan.slots[number];
-    if (slot >= state.slots.size() || state.slots[slot].state != SlotEntry::State::kTensor) return nullptr;
+    if (slot >= state.slots.size()) return nullptr;
+    if (C10_UNLIKELY(state.slots[slot].state == SlotEntry::State::kPending)) state.settle(slot);
+    if (state.slots[slot].state != SlotEntry::State::kTensor) return nullptr;
     return &state.slots[slot].tensor;
   };
   state.stack = bound.arguments;
@@ -384,13 +444,91 @@ void run_record(WorkerState& state, WorkerPlan& plan, Stretch& stretch, uint32_t
   const uint32_t* words = stretch.window.words().data() + stretch.window.offset(record);
   const auto kind = static_cast<Kind>(words[1] & 0xffff);
   if (kind == Kind::kMark) return;
-  RecordNote note(state);
+  RecordNote note(state, flags);
   if (kind == Kind::kOperator && run_bound(state, plan, stretch, record)) {
-    return note.end(state, words, flags);
+    return note.end(state, words);
   }
   written_record(plan, stretch, record);
   general(plan.written, flags);
 }
+
+// The redistributions of a part of a plan that have begun before their turn.
+class EarlyStarts {
+ public:
+  // The part: the program's records from `first` to `last`, and where its first one begins.
+  EarlyStarts(WorkerState& state, WorkerPlan& plan, uint32_t first, uint32_t last)
+      : state_(state), plan_(plan), first_(first), last_(last) {}
+
+  // Begins what may begin before the record at this position runs.
+  void reach(uint64_t position) {
+    for (; next_ < plan_.early_starts.size(); ++next_) {
+      const auto& early = plan_.early_starts[next_];
+      if (plan_.position(early.before) > position) return;
+      if (is_within(early, position)) begin(early);
+    }
+  }
+
+  // Whether the record at this position has begun; puts its value where it belongs.
+  bool take(uint64_t position) {
+    if (C10_LIKELY(started_.empty())) return false;
+    const auto found = started_.find(position);
+    if (found == started_.end()) return false;
+    place(state_, found->second.first, std::move(found->second.second));
+    started_.erase(found);
+    return true;
+  }
+
+ private:
+  bool is_past(const Place& place) const {
+    return place.region != 0 && plan_.regions[place.region - 1].last <= first_;
+  }
+  bool is_in_part(const Place& place) const {
+    if (place.region == 0) return place.record >= first_ && place.record < last_;
+    const auto& region = plan_.regions[place.region - 1];
+    return region.first >= first_ && region.last <= last_;
+  }
+  // Workers decide by the plan and the part alone, so that all begin the same collectives in the
+  // same order.
+  bool is_within(const EarlyStart& early, uint64_t position) const {
+    const auto& before = early.before;
+    if (before.region != 0 && !is_past(before) && !is_in_part(before)) return false;
+    return std::ranges::all_of(early.redistributions, [&](const Place& place) {
+      return is_in_part(place) && plan_.position(place) >= position;
+    });
+  }
+
+  void begin(const EarlyStart& early) {
+    std::vector<Redistribution> reads;
+    std::vector<PendingValue> values;
+    std::vector<std::vector<uint32_t>> records;
+    const auto site = state_.site;
+    for (const auto& place : early.redistributions) {
+      Reader reader = written_record(plan_, plan_.stretch_of(place), place.record);
+      state_.site = reader.site();
+      records.push_back(plan_.written);
+      const uint32_t input = reader.number();
+      reader.enter();
+      reads.push_back(read_redistribution(state_, reader, input, false));
+    }
+    // A worker that has no part in them leaves them to their turn.
+    if (reads.front().member == nullptr) return;
+    start_together(state_, reads, &values);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i].tensor.work) {
+        begin_event(state_, records[i].data(), Event::kReplayed | Event::kRewritten, &values[i]);
+        watch(&values[i]);
+      }
+      started_.emplace(plan_.position(early.redistributions[i]), std::make_pair(reads[i].output, std::move(values[i])));
+    }
+    state_.site = site;
+  }
+
+  WorkerState& state_;
+  WorkerPlan& plan_;
+  const uint32_t first_, last_;
+  size_t next_ = 0;
+  std::unordered_map<uint64_t, std::pair<uint32_t, PendingValue>> started_;  // by position
+};
 
 // Runs a part of a plan: what takes the place of the records in it, where that is all in it.
 template <class General>
@@ -402,12 +540,19 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
   auto region = std::lower_bound(plan.regions.begin(), plan.regions.end(), first,
                                  [](const Region& region, uint32_t record) { return region.first < record; });
   const uint64_t before = state.record;
+  EarlyStarts early(state, plan, first, last);
+  const auto run = [&](Stretch& stretch, const Place& place, uint16_t flags) {
+    const uint64_t position = plan.position(place);
+    early.reach(position);
+    if (!early.take(position)) run_record(state, plan, stretch, place.record, flags, general);
+  };
   for (uint32_t record = first; record < last && !state.stopped;) {
     state.record = before + (record - first);
     if (region != plan.regions.end() && region->first == record) {
       if (region->last <= last) {
+        const auto number = static_cast<uint32_t>(region - plan.regions.begin()) + 1;
         for (uint32_t r = 0; r < region->stretch.window.num_records(); ++r) {
-          run_record(state, plan, region->stretch, r, Event::kReplayed | Event::kRewritten, general);
+          run(region->stretch, {number, r}, Event::kReplayed | Event::kRewritten);
         }
         record = region->last;
         ++region;
@@ -415,7 +560,7 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
       }
       ++region;
     }
-    run_record(state, plan, plan.stretch, record, Event::kReplayed, general);
+    run(plan.stretch, {0, record}, Event::kReplayed);
     ++record;
   }
   state.record = before;

@@ -8,8 +8,10 @@ namespace dtorch {
 
 class RecordNote {
  public:
-  explicit RecordNote(const WorkerState& state) {
+  RecordNote(WorkerState& state, uint16_t flags) {
     if (C10_LIKELY(!state.timeline.is_on())) return;
+    state.flags = flags;
+    state.goes_on = false;
     number_ = state.record;
     operators_ = state.num_operators;
     failures_ = state.num_failures;
@@ -17,17 +19,17 @@ class RecordNote {
   }
 
   // It has run. `record` must be well-formed.
-  void end(WorkerState& state, const uint32_t* record, uint16_t flags) {
-    if (C10_UNLIKELY(began_ != 0)) add(state, record, flags);
+  void end(WorkerState& state, const uint32_t* record) {
+    if (C10_UNLIKELY(began_ != 0) && !state.goes_on) add(state, record);
   }
 
  private:
-  void add(WorkerState& state, const uint32_t* record, uint16_t flags) {
+  void add(WorkerState& state, const uint32_t* record) {
     Event event;
     event.end = steady_ns();
-    event.begin = began_;
+    event.begin = std::max(began_, state.resumed);  // it may have waited for what it reads
     event.record = number_;
-    event.flags = flags;
+    event.flags = state.flags;
     if (!describe_record(record, &event)) return;
     if (state.num_failures != failures_) {
       event.flags |= Event::kFailed;

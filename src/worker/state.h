@@ -33,12 +33,26 @@ struct SlotEntry {
     kTensor,
     kFailed,   // the operator that should have made it failed, or one that it depends on
     kAbsent,   // this worker is not part of the tensor's mesh
+    kPending,  // what collects it goes on: WorkerState::settle() waits for it
   };
   at::Tensor tensor;
   FailurePtr failure;
   uint64_t record = 0;  // that made it
   uint32_t sharding = 0;
   State state = State::kEmpty;
+};
+
+// What a redistribution that goes on will put into a slot.
+struct PendingValue {
+  PendingTensor tensor;
+  FailurePtr failure;  // there will be no value: this part only served the other workers
+  Sizes strides;       // global ones
+  uint32_t sharding = 0;
+  uint32_t site = 0;
+  uint64_t record = 0;
+  bool is_watched = false;
+  Event event;         // its begin is 0 where the timeline is off
+  std::shared_ptr<std::atomic<int64_t>> ended;  // when the collective ended, once it is watched
 };
 
 struct WorkerOperator {
@@ -66,14 +80,18 @@ struct WorkerState {
       if (number >= slots.size() + kGrowth) Reader::fail("a slot number far beyond the table");
       slots.resize(std::clamp<size_t>(slots.size() * 2, number + 1, kMaxSlots));
     }
+    if (C10_UNLIKELY(slots[number].state == SlotEntry::State::kPending)) settle(number);
     return slots[number];
   }
   SlotEntry& known_slot(uint32_t number) {
     if (number >= slots.size() || slots[number].state == SlotEntry::State::kEmpty) {
       Reader::fail(("slot " + std::to_string(number) + ", which holds nothing").c_str());
     }
+    if (C10_UNLIKELY(slots[number].state == SlotEntry::State::kPending)) settle(number);
     return slots[number];
   }
+  // Waits for a slot's value. worker/pending.h
+  void settle(uint32_t number);
   const WorkerOperator& op(uint32_t number) const {
     if (number >= operators.size() || !operators[number].handle) {
       Reader::fail("an operator that was not defined");
@@ -102,6 +120,8 @@ struct WorkerState {
   at::Generator generator;  // a WorkerGenerator, set anew by each record that draws
 
   std::vector<SlotEntry> slots;
+  std::unordered_map<uint32_t, PendingValue> pending;  // by slot
+  size_t num_unwatched = 0;                            // of them
   std::vector<WorkerOperator> operators;
   std::unordered_map<uint32_t, MeshMember> members;  // by mesh, where this worker is part
   Stack stack;
@@ -124,6 +144,9 @@ struct WorkerState {
   std::unordered_map<const c10::StorageImpl*, std::pair<c10::Storage, FailurePtr>> spoiled;
 
   Timeline timeline;
+  uint16_t flags = 0;    // of the event of the record being executed
+  bool goes_on = false;  // it has an event of its own, which ends later
+  int64_t resumed = 0;   // when a value had last been waited for, while the timeline is on
   // Nanoseconds so far, but for those of the batch that began at batch_began (0: none runs).
   int64_t busy = 0, idle = 0, batch_began = 0;
 

@@ -69,13 +69,16 @@ cdef extern from "worker/call.h" namespace "dtorch" nogil:
     void define_sharding(WorkerState&, Reader&, uint32_t)
     void free_slot(WorkerState&, uint32_t)
     void upload(WorkerState&, const WorkerLink&, Reader&, uint32_t)
-    void run_redistribute(WorkerState&, Reader&, uint32_t, cbool)
     void get_value(WorkerState&, const WorkerLink&, Reader&, uint32_t)
     void describe_slot(WorkerState&, const WorkerLink&, Reader&, uint32_t)
     void sync(WorkerState&, const WorkerLink&, Reader&)
 
 cdef extern from "wire/window.h" namespace "dtorch" nogil:
     uint32_t program_records(const uint32_t* record)
+
+cdef extern from "worker/pending.h" namespace "dtorch" nogil:
+    void run_redistribute(WorkerState&, Reader&, uint32_t, cbool)
+    void settle_all(WorkerState&)
 
 cdef extern from "worker/plan.h" namespace "dtorch" nogil:
     void define_plan(WorkerState&, Reader&, uint32_t)
@@ -110,7 +113,7 @@ cdef extern from *:
                                   const uint32_t* end, dtorch_record_function function,
                                   uint16_t flags) {
       uint32_t words = 0;
-      dtorch::RecordNote note(state);
+      dtorch::RecordNote note(state, flags);
       try {
         dtorch::Reader reader = dtorch::Reader::record(at, end);
         words = reader.words();
@@ -121,7 +124,7 @@ cdef extern from *:
         if (words == 0) state.broken = dtorch::message_of(error);
         return words;
       }
-      note.end(state, at, flags);
+      note.end(state, at);
       return words;
     }
     static void dtorch_replay(dtorch::WorkerState& state, dtorch::Reader& reader, uint32_t number,
@@ -207,6 +210,7 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
     elif kind == Kind.kForgetPlan:
         forget_plan(state[0], number)
     elif kind == Kind.kShutdown:
+        settle_all(state[0])
         state.stopped = True
     elif kind == Kind.kMark:
         pass
