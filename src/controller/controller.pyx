@@ -45,7 +45,8 @@ cdef extern from "controller/tracer.h" namespace "dtorch" nogil:
         uint64_t windows, plans, replays, replayed_records, departures
     cppclass Tracer:
         Tracer(void* sender, void (*send)(void*, const Batch*, uint64_t) noexcept, cbool enabled)
-        void take(const Batch&, cbool may_hold)
+        void take(const Batch&, cbool may_hold, cbool are_fed)
+        void feed()
         void release()
         cbool is_holding()
         cbool take_new_plan(NewPlan*)
@@ -235,6 +236,9 @@ cdef class Controller:
                     continue
                 if self.stopping and not busy:
                     return
+                if self.tracer.is_holding():
+                    self.feed()
+                    patience = min(patience, 200)
                 queue.flush_done()
                 # What was begun must be completed: look again soon while workers are busy,
                 # and less often the longer an operator takes.
@@ -253,10 +257,21 @@ cdef class Controller:
         self.sending.lock()
         cdef int64_t began = steady_ns()
         while queue.take(self.window_words, &batch):
-            self.tracer.take(batch, may_hold)
+            self.tracer.take(batch, may_hold, self.are_fed())
         if not may_hold:
             self.tracer.release()
         self.busy_ns += steady_ns() - began
+        self.sending.unlock()
+
+    # Whether workers have more to do when they are through with the batch at hand.
+    cdef cbool are_fed(self) noexcept nogil:
+        return (self.under_way.size() > 1
+                and self.sent_records - self.under_way.front().first >= self.gather_records)
+
+    cdef void feed(self) noexcept nogil:
+        self.sending.lock()
+        if not self.are_fed():
+            self.tracer.feed()
         self.sending.unlock()
 
     cdef void release(self) noexcept nogil:

@@ -43,7 +43,7 @@ uint64_t token_of(const uint32_t* record) {
 
 }  // namespace
 
-void Tracer::take(const Batch& batch, bool may_hold) {
+void Tracer::take(const Batch& batch, bool may_hold, bool are_fed) {
   if (!enabled_) {
     send_(sender_, &batch, batch.bytes());
     return;
@@ -61,8 +61,18 @@ void Tracer::take(const Batch& batch, bool may_hold) {
     ++record_number_;
   }
   send_plain(batch.end);
-  if (following_ != nullptr) send_replay(may_hold ? following_->num_ready() : following_->num_matched());
+  if (following_ != nullptr && !may_hold) {
+    send_replay(following_->num_matched());
+  } else if (!are_fed) {
+    feed();
+  } else {
+    note_holding();
+  }
   batch_ = nullptr;
+}
+
+void Tracer::feed() {
+  if (following_ != nullptr) send_replay(following_->num_ready());
 }
 
 void Tracer::release() {
@@ -356,7 +366,12 @@ void Tracer::send_replay(uint32_t last) {
     send_message(following_->replay(last), last - first, bytes);
     counters_.replayed_records += last - first;
   }
-  holding_.store(following_->num_matched() > following_->num_told(), std::memory_order_relaxed);
+  note_holding();
+}
+
+void Tracer::note_holding() {
+  holding_.store(following_ != nullptr && following_->num_matched() > following_->num_told(),
+                 std::memory_order_relaxed);
 }
 
 void Tracer::send_moves(const Plan::Moves& moves) {

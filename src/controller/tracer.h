@@ -42,7 +42,11 @@ class Tracer {
   Tracer(void* sender, Send send, bool enabled) : sender_(sender), send_(send), enabled_(enabled) {}
 
   // Sends what `batch` says. may_hold: a part may wait until more is known of what follows.
-  void take(const Batch& batch, bool may_hold);
+  // are_fed: workers have enough to do; what follows a plan waits, since they can do more with a
+  // larger part of it.
+  void take(const Batch& batch, bool may_hold, bool are_fed);
+  // Sends what waits, but for what waits for what follows.
+  void feed();
   // Sends what waits.
   void release();
   bool is_holding() const { return holding_; }
@@ -92,6 +96,7 @@ class Tracer {
 
   void send_plain(const uint32_t* end);
   void send_replay(uint32_t last);
+  void note_holding();
   bool take_own_slots(std::vector<uint32_t>* slots);
   void send_moves(const Plan::Moves& moves);
   void send_message(const std::vector<uint32_t>& message, uint32_t records, uint64_t program_bytes);

@@ -511,13 +511,16 @@ class EarlyStarts {
       reads.push_back(read_redistribution(state_, reader, input, false));
     }
     // A worker that has no part in them leaves them to their turn.
-    if (reads.front().member == nullptr) return;
-    start_together(state_, reads, &values);
+    if (reads.front().member != nullptr) start_together(state_, reads, &values);
     for (size_t i = 0; i < values.size(); ++i) {
-      if (values[i].tensor.work) {
+      if (!values[i].tensor.work) continue;
+      // One event for all that go together.
+      if (i == 0 || values[i].tensor.work != values[0].tensor.work) {
         begin_event(state_, records[i].data(), Event::kReplayed | Event::kRewritten, &values[i]);
-        watch(&values[i]);
       }
+      watch(&values[i]);
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
       started_.emplace(plan_.position(early.redistributions[i]), std::make_pair(reads[i].output, std::move(values[i])));
     }
     state_.site = site;
