@@ -45,25 +45,52 @@ def init_device_mesh(mesh_shape, *, mesh_dim_names=None):
 
 
 class WorkersMesh(DeviceMesh):
-    """A mesh that belongs to no one of its workers, so none of its slices is `the` one."""
+    """A mesh that belongs to no one of its workers: a slice needs an index, as in mesh["pp", 0]."""
 
     def __getitem__(self, names):
+        """The slice at an index of an axis, a mesh of the axes that are left.
+
+        mesh["pp", 0]: the workers whose place along the axis "pp" is 0. Of a mesh with no other
+        axis: a mesh of one worker. Raises ValueError for an axis or index that the mesh does not
+        have, and for a name alone.
+        """
         given = (names,) if isinstance(names, str) else tuple(names)
         if given == self.mesh_dim_names:
             return self
-        raise ValueError(
-            f"mesh[{names!r}] would name one slice of {self}, and the program speaks for all: give "
-            "the whole mesh one placement for each axis, Replicate() on those that are left out; "
-            "mesh.size(axis) tells an axis's length"
-        )
+        if len(given) != 2 or not isinstance(given[1], int) or isinstance(given[1], bool):
+            raise ValueError(
+                f"mesh[{names!r}] would name one slice of {self}, and the program speaks for all: "
+                "name one by its index, as in mesh['pp', 0], or give the whole mesh one placement "
+                "for each axis, Replicate() on those that are left out; mesh.size(axis) tells an "
+                "axis's length"
+            )
+        axis_name, index = given
+        axes = self.mesh_dim_names or ()
+        if axis_name not in axes:
+            raise ValueError(f"{self} has no axis named {axis_name!r}: its axes are {list(axes)}")
+        axis = axes.index(axis_name)
+        if not -self.size(axis) <= index < self.size(axis):
+            raise ValueError(
+                f"index {index} of axis {axis_name!r}: expected one below {self.size(axis)}"
+            )
+        place = axis, index % self.size(axis)
+        if place not in self._slices:
+            workers = self.mesh.select(*place)
+            left = axes[:axis] + axes[axis + 1 :]
+            self._slices[place] = make_mesh(
+                workers.reshape(workers.shape or (1,)), left or (axis_name,)
+            )
+        return self._slices[place]
 
 
 def make_mesh(workers, names=None):
     # _rank: the propagator needs a member of the mesh; which one does not matter, since
     # only global sizes are taken from it.
-    return WorkersMesh(
+    mesh = WorkersMesh(
         "cpu", workers, mesh_dim_names=names, _init_backend=False, _rank=int(workers.flatten()[0])
     )
+    mesh._slices = {}  # (axis, index) -> the mesh there, the same one each time
+    return mesh
 
 
 def mesh_number(mesh):
@@ -87,6 +114,20 @@ def mesh_number(mesh):
                 _meshes[key] = number
     _met[id(mesh)] = mesh, number
     return number
+
+
+def is_whole(mesh):
+    """Whether every worker is part of it: tensors without a mesh are on all of them."""
+    from .runtime import runtime
+
+    return mesh.size() == runtime().num_workers
+
+
+def whole_mesh():
+    """All workers along one axis."""
+    from .runtime import runtime
+
+    return init_device_mesh((runtime().num_workers,))
 
 
 def check_mesh(mesh):

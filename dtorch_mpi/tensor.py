@@ -4,7 +4,15 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from . import _core, _sharding
-from .mesh import check_placements, mesh_number, packed_of, sharding_number, sharding_of
+from .mesh import (
+    check_placements,
+    is_whole,
+    mesh_number,
+    packed_of,
+    sharding_number,
+    sharding_of,
+    whole_mesh,
+)
 from .sharding.plan import check_plan, placements_for
 
 
@@ -64,8 +72,8 @@ def _move(tensor, number):
     if before == number:
         return tensor
     if number == 0:
-        mesh, _ = sharding_of(before)
-        number = sharding_number(mesh, None)
+        mesh = sharding_of(before)[0]
+        number = sharding_number(mesh if is_whole(mesh) else whole_mesh(), None)
         if number == before:
             return tensor
     if before == 0:
@@ -85,10 +93,32 @@ def redistribute(tensor, mesh=None, placements=None):
     old = device_mesh(_checked(tensor))
     if old is not None and mesh_number(old) != mesh_number(mesh):
         raise ValueError(
-            f"the tensor lies on {old}, and {mesh} is another mesh: read it with to_torch() and "
-            "place it with distribute_tensor"
+            f"the tensor lies on {old}, and {mesh} is another mesh: move it there with "
+            "to_mesh(mesh, placements)"
         )
     placements = check_placements(mesh, placements, tensor.dim())
+    return _Redistribute.apply(tensor, sharding_number(mesh, placements))
+
+
+def to_mesh(tensor, mesh, placements=None):
+    """The same value on another mesh; differentiable.
+
+    Its parts go from worker to worker, and those of neither mesh take no part, so that what other
+    workers do meanwhile is not held up. placements: on the new mesh; by default replicated, or as
+    the tensor has them where both meshes have as many axes. Raises ValueError for Partial.
+    """
+    old, held = sharding_of(_core.sharding(_checked(tensor)))
+    if placements is None and held and len(held) == mesh.ndim:
+        placements = tuple(Replicate() if isinstance(p, Partial) else p for p in held)
+    placements = check_placements(mesh, placements, tensor.dim())
+    if old is None or mesh_number(old) == mesh_number(mesh):
+        return redistribute(tensor, mesh, placements)
+    if any(isinstance(placement, Partial) for placement in placements):
+        raise ValueError(f"to_mesh(mesh, {placements}): a tensor can't get to another mesh as "
+                         "partial sums: go there replicated or sharded")
+    if any(isinstance(placement, Partial) for placement in held):
+        whole = [Replicate() if isinstance(p, Partial) else p for p in held]
+        tensor = redistribute(tensor, old, whole)
     return _Redistribute.apply(tensor, sharding_number(mesh, placements))
 
 
@@ -202,5 +232,6 @@ def add_methods():
     torch.Tensor.to_torch = to_torch
     torch.Tensor.to_torch_async = to_torch_async
     torch.Tensor.redistribute = redistribute
+    torch.Tensor.to_mesh = to_mesh
     torch.Tensor.placements = property(placements)
     torch.Tensor.device_mesh = property(device_mesh)

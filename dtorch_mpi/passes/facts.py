@@ -3,7 +3,7 @@
 import torch
 
 from .. import _core, _sharding
-from ..mesh import packed_of
+from ..mesh import mesh_number, packed_of, sharding_of
 
 # The same tensor again, to everybody but autograd.
 ALIASES = {"aten::detach", "aten::alias"}
@@ -66,6 +66,11 @@ def shardings(node):
     return tuple(node.words[-2:])
 
 
+def is_between_meshes(node):
+    (before, _), (after, _) = map(sharding_of, shardings(node))
+    return before is not None and mesh_number(before) != mesh_number(after)
+
+
 def steps(before, after):
     """[(axis, from, to)] of a redistribution between two shardings, as packed placements."""
     to = packed_of(after)[1]
@@ -79,7 +84,7 @@ def communicates(steps):
 
 def is_gather(node):
     """Whether a node makes each worker hold more than it did."""
-    return node.kind == "redistribute" and any(
+    return node.kind == "redistribute" and not is_between_meshes(node) and any(
         before & 0xFF == SHARD and after == 0 for _, before, after in steps(*shardings(node))
     )
 

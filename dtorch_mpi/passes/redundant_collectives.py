@@ -1,7 +1,16 @@
 """Has two redistributions in a row done as one."""
 
 from . import graph_pass
-from .facts import ALIASES, PARTIAL, communicates, packet, shardings, steps, written_bases
+from .facts import (
+    ALIASES,
+    PARTIAL,
+    communicates,
+    is_between_meshes,
+    packet,
+    shardings,
+    steps,
+    written_bases,
+)
 from .records import redistribution
 
 
@@ -34,11 +43,13 @@ def redundant_collectives(graph):
     """
     written = written_bases(graph)
     for second in list(graph.nodes):
-        if second.kind != "redistribute" or second.written:
+        if second.kind != "redistribute" or second.written or is_between_meshes(second):
             continue
         way = _way(second.arguments[0])
         first = way[-1]
         if first is None or first.kind != "redistribute" or first.written:
+            continue
+        if is_between_meshes(first):
             continue
         (before, between), (again, after) = shardings(first), shardings(second)
         if between != again or _is_partial(after) or id(first.outputs[0]) in written:

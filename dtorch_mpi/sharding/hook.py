@@ -8,7 +8,7 @@ import sys
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from ..mesh import mesh_number, sharding_number, sharding_of
+from ..mesh import is_whole, mesh_number, sharding_number, sharding_of
 from .decompositions import NATIVE
 from .decompositions_norm import MEASURED
 from .fallback import is_gathered
@@ -57,6 +57,11 @@ def shard(name, overload, values, outputs, measured):
             op._schema.arguments[num_positional:], args[num_positional:], strict=True
         )
     }
+    if not is_whole(mesh) and any(inputs[i][0] == 0 for i in _written(op, values, inputs)):
+        raise ValueError(
+            f"{name} writes to a tensor that every worker holds, from one that only {mesh} holds: "
+            "the others would keep the old value. Move one of them: x.to_mesh(mesh)"
+        )
     sizes = []
     plan = None
     if measured and op in MEASURED and any(
@@ -148,8 +153,8 @@ def _common_mesh(name, values):
     if len(meshes) > 1:
         found = ", ".join(str(mesh) for mesh in meshes.values())
         raise ValueError(
-            f"{name} got tensors on different meshes: {found}. Place them on one with "
-            "distribute_tensor(x.to_torch(), mesh, placements)"
+            f"{name} got tensors on different meshes: {found}. Move them to one with "
+            "x.to_mesh(mesh, placements)"
         )
     return next(iter(meshes.values()))
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "profiling/record_event.h"
+#include "worker/between_meshes.h"
 #include "worker/call.h"
 
 namespace dtorch {
@@ -18,9 +19,10 @@ struct Redistribution {
   c10::ScalarType dtype;
   Sizes sizes, strides;  // global ones
   uint32_t to_number;
-  std::shared_ptr<const Sharding> to;
+  std::shared_ptr<const Sharding> from, to;
   Placements before;
-  const MeshMember* member;  // null where this worker has no part in it
+  const MeshMember* member;  // of the input's mesh; null where this worker has no part in it
+  bool is_between_meshes;
 };
 
 inline Redistribution read_redistribution(WorkerState& state, Reader& reader, uint32_t input, bool into) {
@@ -37,25 +39,23 @@ inline Redistribution read_redistribution(WorkerState& state, Reader& reader, ui
   read.to = state.sharding(read.to_number);
   const Mesh& mesh = *read.to->mesh;
   read.before = Placements(mesh.shape.size(), Placement::replicate());
-  if (from_number != 0) {
-    const auto from = state.sharding(from_number);
-    if (from->mesh->workers != mesh.workers || from->mesh->shape != mesh.shape) {
-      Reader::fail("a redistribution between meshes");
-    }
-    read.before = from->placements;
-  }
-  read.member = state.member(mesh);
+  if (from_number != 0) read.from = state.sharding(from_number);
+  if (read.from) read.before = read.from->placements;
+  const Mesh& source = read.from ? *read.from->mesh : mesh;
+  read.is_between_meshes = source.workers != mesh.workers || source.shape != mesh.shape;
+  read.member = state.member(source);
+  if (read.is_between_meshes && into) Reader::fail("a redistribution into a tensor of another mesh");
   return read;
 }
 
 // This worker's part of the input. Where it has no value: something of the right shape, since the
 // others wait in the collective, and learn of the failure when the value is read.
 inline at::Tensor own_part(WorkerState& state, const Redistribution& read, FailurePtr* failure) {
-  const auto& shape = read.to->mesh->shape;
+  const auto& shape = (read.from ? read.from : read.to)->mesh->shape;
   auto& input = state.known_slot(read.input);
   *failure = failure_of(state, input);
   check_placements(read.sizes.size(), shape, read.before);
-  check_placements(read.sizes.size(), shape, read.to->placements);
+  check_placements(read.sizes.size(), read.to->mesh->shape, read.to->placements);
   const auto expected = local_sizes(read.sizes, shape, read.before, read.member->coordinate);
   const at::Tensor local = input.tensor;
   if (!*failure && local.defined()) {
@@ -84,6 +84,13 @@ inline void fail_pending(WorkerState& state, const std::exception& error, Pendin
 inline PendingValue start(WorkerState& state, const Redistribution& read) {
   PendingValue value = new_pending(state, read);
   try {
+    if (read.is_between_meshes) {
+      FailurePtr failure;
+      at::Tensor local;
+      if (read.member != nullptr) local = own_part(state, read, &failure);
+      value.tensor = start_transfer(state, local, failure, read.dtype, read.sizes, *read.from, *read.to);
+      return value;
+    }
     const auto local = own_part(state, read, &value.failure);
     value.tensor = start_redistribute(local, read.sizes, *read.to->mesh, *read.member, read.before,
                                       read.to->placements);
@@ -105,7 +112,7 @@ inline void start_together(WorkerState& state, const std::vector<Redistribution>
                            std::vector<PendingValue>* values) {
   const auto& first = reads.front();
   const bool alike = reads.size() > 1 && std::ranges::all_of(reads, [&](const Redistribution& read) {
-    return read.to_number == first.to_number && read.before == first.before && read.dtype == first.dtype;
+    return read.to_number == first.to_number && !read.is_between_meshes && read.before == first.before && read.dtype == first.dtype;
   });
   if (!alike || !can_bucket(first.before, first.to->placements)) {
     for (const auto& read : reads) values->push_back(start(state, read));
@@ -163,7 +170,9 @@ inline void WorkerState::settle(uint32_t number) {
   at::Tensor result;
   try {
     result = value.tensor.get();
-    if (!value.failure) result = in_order(std::move(result), value.strides);
+    if (!value.failure && result.defined()) result = in_order(std::move(result), value.strides);
+  } catch (const FailedElsewhere& failed) {
+    value.failure = failed.failure;
   } catch (const std::exception& error) {
     fail_pending(*this, error, &value);
   }
@@ -185,6 +194,13 @@ inline void WorkerState::settle(uint32_t number) {
 
 inline void settle_all(WorkerState& state) {
   while (!state.pending.empty()) state.settle(state.pending.begin()->first);
+  for (const auto& [work, message] : std::exchange(state.sending, {})) {
+    try {
+      work->wait();
+    } catch (const std::exception& error) {
+      make_failure(state, std::string("sending a part to another mesh: ") + message_of(error));
+    }
+  }
 }
 
 // Begins the event of a redistribution that goes on, which ends when it does.
@@ -200,7 +216,8 @@ inline void begin_event(WorkerState& state, const uint32_t* record, uint16_t fla
 inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number, bool into) {
   const uint32_t* record = reader.position() - kHeaderWords;
   const auto read = read_redistribution(state, reader, number, into);
-  if (read.member == nullptr) return put_tensor(state, read.output, {}, read.to_number);
+  if (read.is_between_meshes) everybody(state);
+  if (read.member == nullptr && !read.is_between_meshes) return put_tensor(state, read.output, {}, read.to_number);
   PendingValue value = start(state, read);
   if (!into) {
     begin_event(state, record, state.flags, &value);

@@ -511,7 +511,9 @@ class EarlyStarts {
       reads.push_back(read_redistribution(state_, reader, input, false));
     }
     // A worker that has no part in them leaves them to their turn.
-    if (reads.front().member != nullptr) start_together(state_, reads, &values);
+    if (reads.front().member != nullptr && !reads.front().is_between_meshes) {
+      start_together(state_, reads, &values);
+    }
     for (size_t i = 0; i < values.size(); ++i) {
       if (!values[i].tensor.work) continue;
       // One event for all that go together.

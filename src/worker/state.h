@@ -120,6 +120,11 @@ struct WorkerState {
   at::Generator generator;  // a WorkerGenerator, set anew by each record that draws
 
   std::vector<SlotEntry> slots;
+  // Of worker/between_meshes.h.
+  c10::intrusive_ptr<c10d::Backend> everybody;
+  uint64_t num_transfers = 0;
+  std::vector<std::pair<c10::intrusive_ptr<c10d::Work>, at::Tensor>> sending;
+
   std::unordered_map<uint32_t, PendingValue> pending;  // by slot
   size_t num_unwatched = 0;                            // of them
   std::vector<WorkerOperator> operators;
