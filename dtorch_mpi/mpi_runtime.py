@@ -73,7 +73,7 @@ def start(settings, launch):
     _begin_flight(comm, "client", by_client=not cohost)
     hosted = None
     if cohost:
-        hosted = ThreadWorkers(0, 1, settings, threads, maker)
+        hosted = ThreadWorkers(0, 1, len(ranks), settings, threads, maker)
         hosted.workers[0].note_flight()
     links = [hosted.link] if hosted else []
     remote = None
@@ -107,7 +107,7 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = _mpi.MPIWorkerLink(comm, worker, ranks, board, settings.spins)
     serving = _worker.Worker(worker, device, socket.gethostname(), link.worker_end(), maker,
-                             num_workers=len(ranks))
+                             num_workers=len(ranks), one_stream=settings.streams == "one")
     _begin_flight(comm, f"worker {worker}", by_client=False)
     serving.note_flight()
     serving.run(threads)

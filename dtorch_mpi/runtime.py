@@ -12,7 +12,7 @@ from . import _controller, _core, _transport, _worker
 from .call_sites import LIBRARY_FOLDERS
 from .errors import WorkerError
 from .kernels.alternatives import configure
-from .settings import from_environment
+from .settings import from_environment, preset
 
 _lock = threading.RLock()
 _current = None
@@ -240,13 +240,14 @@ def VoidRequest(running):  # noqa: N802 -- reads as the class it makes
 
 
 class ThreadWorkers:
-    """Worker threads of this process and the link to them."""
+    """Worker threads of this process and the link to them. num_workers: of the job."""
 
-    def __init__(self, first, count, settings, num_threads, make_group):
+    def __init__(self, first, count, num_workers, settings, num_threads, make_group):
         self.link = _transport.MemoryLink(first, count, settings.spins)
         host = socket.gethostname()
         self.workers = [
-            _worker.Worker(first + i, "cpu", host, self.link.worker_end(i), make_group)
+            _worker.Worker(first + i, "cpu", host, self.link.worker_end(i), make_group,
+                           num_workers=num_workers, one_stream=settings.streams == "one")
             for i in range(count)
         ]
         self.threads = [
@@ -294,7 +295,9 @@ def init(workers=None, cohost=None, **settings):
                 "the program is ending and its dtorch workers have stopped: use the device before, "
                 "in an atexit function registered after dtorch_mpi was imported at the latest"
             )
-        chosen = from_environment(workers=workers, cohost=cohost, **settings)
+        given = {"workers": workers, "cohost": cohost, **settings}
+        given = {name: value for name, value in given.items() if value is not None}
+        chosen = from_environment(**preset | given)
         configure(chosen.kernels)
         _core.capture_users_operators()  # those of libraries that were loaded by other ways
         from .launch.environment import detect
@@ -318,7 +321,8 @@ def _start_threads(settings):
     delay_collectives(settings.collective_delay_us)
     groups = ThreadGroups()
     threads = settings.threads or cpu_threads(settings.workers)
-    hosted = ThreadWorkers(0, settings.workers, settings, threads, groups.maker())
+    hosted = ThreadWorkers(0, settings.workers, settings.workers, settings, threads,
+                           groups.maker())  # fmt: skip
     running = Runtime(settings, hosted.workers, [hosted.link], settings.workers, hosted.join)
     running.groups = groups
     running.start()

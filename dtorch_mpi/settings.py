@@ -27,6 +27,8 @@ class Settings:
     """Which passes rewrite it: all, none, or names with commas between."""
     kernels: str = ""
     """Python kernels that stand in for PyTorch's operators: names with commas between."""
+    streams: str = "communication"
+    """one: workers do one thing at a time. communication: collectives go on beside computation."""
     spins: int = 500
     """How often a waiting worker yields before it sleeps."""
     home: str = ""
@@ -39,6 +41,10 @@ class Settings:
     def __post_init__(self):
         if self.workers < 1:
             raise ValueError(f"workers is {self.workers}: expected at least 1 (DTORCH_WORKERS)")
+        if self.streams not in ("one", "communication"):
+            raise ValueError(
+                f"streams is {self.streams!r}: expected one or communication (DTORCH_STREAMS)"
+            )
         if self.home not in ("", "memory", "shared", "network"):
             raise ValueError(
                 f"home is {self.home!r}: expected memory, shared or network (DTORCH_HOME)"
@@ -60,11 +66,14 @@ def _parse(name, text, kind):
 _OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE"}
 
 
+preset = {}  # what dt.config has been told before dt.init()
+NAMES = tuple(field.name for field in fields(Settings))
+
+
 def from_environment(**given):
     """Settings with the environment's values; `given` ones that are not None win."""
-    if wrong := given.keys() - {field.name for field in fields(Settings)}:
-        names = ", ".join(field.name for field in fields(Settings))
-        raise TypeError(f"got the settings {sorted(wrong)}: expected some of {names}")
+    if wrong := given.keys() - set(NAMES):
+        raise TypeError(f"got the settings {sorted(wrong)}: expected some of {', '.join(NAMES)}")
     values = {}
     known = set(_OTHERS)
     for field in fields(Settings):

@@ -156,7 +156,7 @@ inline void place(WorkerState& state, uint32_t slot, PendingValue value) {
   entry.state = SlotEntry::State::kPending;
   state.num_unwatched += !value.is_watched;
   state.pending.insert_or_assign(slot, std::move(value));
-  if (!goes_on) state.settle(slot);
+  if (!goes_on || state.one_stream) state.settle(slot);
 }
 
 inline void WorkerState::settle(uint32_t number) {

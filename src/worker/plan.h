@@ -461,6 +461,7 @@ class EarlyStarts {
 
   // Begins what may begin before the record at this position runs.
   void reach(uint64_t position) {
+    if (state_.one_stream) return;
     for (; next_ < plan_.early_starts.size(); ++next_) {
       const auto& early = plan_.early_starts[next_];
       if (plan_.position(early.before) > position) return;

@@ -132,6 +132,7 @@ struct WorkerState {
   Stack stack;
   std::vector<std::shared_ptr<WorkerPlan>> plans;  // by number
 
+  bool one_stream = false;    // collectives end before the next record runs
   bool notes_flight = false;  // writes this process's flight record
   uint64_t record = 0;  // being executed
   uint32_t site = 0;

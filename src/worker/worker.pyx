@@ -53,6 +53,7 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         uint32_t site
         uint64_t num_operators
         uint64_t num_failures
+        cbool one_stream
         cbool notes_flight
         cbool stopped
         cbool keeps_batches
@@ -333,7 +334,8 @@ cdef class Worker:
 
     index: its number among the workers. device: where its tensors live. link: capsule of its
     end of the transport. make_group: capsule of the function that makes communication groups.
-    num_workers: of the job, where it is known; a mesh that names another is refused.
+    num_workers: of the job, where it is known; a mesh that names another is refused. one_stream:
+    nothing goes on beside the record at hand.
     """
 
     cdef Context context
@@ -342,13 +344,14 @@ cdef class Worker:
     cdef readonly bint running  # whether run() is at work
 
     def __init__(self, int index, str device, str host, link, make_group, *,
-                 int num_workers=1 << 24):
+                 int num_workers=1 << 24, bint one_stream=False):
         self.keep = (link, make_group)
         self.index = index
         self.context.link = <WorkerLink*>PyCapsule_GetPointer(link, "dtorch.WorkerLink")
         self.context.state = dtorch_new_state(
             index, num_workers, device.encode(), host.encode(),
             PyCapsule_GetPointer(make_group, "dtorch.MakeGroup"))
+        self.context.state.one_stream = one_stream
 
     def __dealloc__(self):
         del self.context.state

@@ -1,0 +1,55 @@
+"""`dt.config`: the settings as attributes, also while the workers run."""
+
+from . import passes, runtime, settings
+from .kernels.alternatives import configure
+
+
+class Config:
+    """Settings (`dtorch_mpi.settings.Settings`) to read and set.
+
+        dt.config.passes = "dead_nodes,memory_reuse"
+
+    Before `dt.init()` each can be set, and wins over the environment; what `dt.init()` is given
+    wins over both. While the workers run, `passes` (of windows that are met from then on) and
+    `kernels` can be; another raises RuntimeError. Raises AttributeError for a name that is none,
+    and ValueError for a value that does not fit.
+    """
+
+    def __getattr__(self, name):
+        _check(name)
+        running = runtime.current()
+        chosen = running.settings if running else settings.from_environment(**settings.preset)
+        return getattr(chosen, name)
+
+    def __setattr__(self, name, value):
+        _check(name)
+        running = runtime.current()
+        if running is None:
+            changed = settings.preset | {name: value}
+            settings.from_environment(**changed)  # raises if it does not fit
+            settings.preset.update(changed)
+        elif name == "passes":
+            passes.chosen(value)
+            if running.planner is not None:
+                running.planner.passes = value
+            running.settings.passes = value
+        elif name == "kernels":
+            configure(value)
+            running.settings.kernels = value
+        else:
+            raise RuntimeError(
+                f"{name} can't change while the workers run: set it before dt.init(), or after "
+                "dt.shutdown()"
+            )
+
+    def __dir__(self):
+        return list(settings.NAMES)
+
+
+def _check(name):
+    if name not in settings.NAMES:
+        raise AttributeError(f"no setting is named {name!r}: expected one of "
+                             f"{', '.join(settings.NAMES)}")  # fmt: skip
+
+
+config = Config()
