@@ -59,6 +59,7 @@ struct FailedElsewhere : std::exception {
 // All workers of the job, for messages between any two. Each makes it at the same record.
 inline c10d::Backend& everybody(WorkerState& state) {
   if (!state.everybody) {
+    if (state.num_workers > 1 << 20) Reader::fail("a redistribution between meshes of a job of unknown size");
     std::vector<int32_t> all;
     for (int32_t worker = 0; worker < state.num_workers; ++worker) all.push_back(worker);
     state.everybody = state.make_group(all, state.worker);
