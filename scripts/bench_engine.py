@@ -1,6 +1,6 @@
 """Measure what replaying and rewriting save, against PyTorch's eager mode, DDP and DTensor.
 
-    python scripts/bench_engine.py [--quick] [--only loop,bytes,gpt,chain,flat,overlap,ddp,tp]
+    python scripts/bench_engine.py [--quick] [--only loop,bytes,...]
 
 Each figure is a ratio of medians from one run on one machine, A and B measured in turn, printed in
 a table and again as a line `name=value unit`. The parts that need ranks are started with mpirun
@@ -17,7 +17,7 @@ import time
 import torch
 from figures import report, start_ranks, table
 
-PARTS = ("loop", "bytes", "gpt", "chain", "flat", "overlap", "ddp", "tp")
+PARTS = ("loop", "bytes", "gpt", "chain", "flat", "overlap", "ddp", "tp", "monarch")
 DELAY_US = 20_000  # of each collective, to see what goes on meanwhile
 GPT_LAYERS, GPT_WIDTH, GPT_HEADS, GPT_BLOCK, GPT_BATCH = 4, 256, 8, 128, 8
 
@@ -175,6 +175,45 @@ def chain(dt, arguments):
     report("chain", mine * 1e3, "ms")
     report("chain.eager", theirs * 1e3, "ms")
     report("chain.ratio", mine / theirs, "x", 0.35)
+
+
+def monarch(dt, arguments):
+    """Figure 6: small operators over Monarch's tensor engine with one worker."""
+    try:
+        from monarch import fetch_shard
+        from monarch.actor import this_host
+        from monarch.mesh_controller import spawn_tensor_engine
+    except ImportError:
+        print("monarch: torchmonarch is not installed, nothing to compare with")
+        return
+    theirs = spawn_tensor_engine(this_host().spawn_procs({"gpus": 1}))
+
+    def run(device, count, read):
+        a = torch.ones(8, 8, device=device)
+        b = torch.ones(8, 8, device=device) / 100
+        begin = time.perf_counter()
+        for _ in range(count):
+            a = a + b
+        read(a)
+        return (time.perf_counter() - begin) / count
+
+    def of_ours(count):
+        return run("dtorch", count, lambda tensor: tensor.to_torch())
+
+    def of_theirs(count):
+        with theirs.activate():
+            return run(None, count, lambda tensor: fetch_shard(tensor).result())
+
+    contenders = {"monarch.ours": (of_ours, 100_000), "monarch": (of_theirs, 1000)}
+    taken = {name: [] for name in contenders}
+    for _ in range(arguments.rounds):
+        for name, (function, count) in contenders.items():
+            taken[name].append(function(count))
+    times = {name: statistics.median(values) for name, values in taken.items()}
+    for name, value in times.items():
+        report(name, value * 1e6, "us")
+    report("monarch.times_faster", times["monarch"] / times["monarch.ours"], "x", -100)
+    theirs.exit()
 
 
 # ---- jobs of several ranks ----------------------------------------------------------------------
@@ -364,6 +403,8 @@ def main():
         gpt(dt, arguments)
     if "chain" in wanted:
         chain(dt, arguments)
+    if "monarch" in wanted:
+        monarch(dt, arguments)
     dt.shutdown()
     if "flat" in wanted:
         flat(arguments)
