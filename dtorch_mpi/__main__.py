@@ -19,7 +19,8 @@ def _parsers():
         prog="python -m dtorch_mpi", usage=USAGE[len("usage: "):], allow_abbrev=False,
         description="Run one PyTorch program on all ranks of an MPI job.")
     top.add_argument("--version", action="version", version=f"dtorch-mpi {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="{run,launch}")
+    commands = top.add_subparsers(
+        prog=top.prog, dest="command", required=True, metavar="{run,launch}")
     commands.add_parser(
         "run", add_help=False,
         help="inside mpirun or srun: rank 0 runs the script, the other ranks serve as workers; "

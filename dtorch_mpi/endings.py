@@ -36,6 +36,9 @@ def _at_exit():
         return
     running = runtime.end()
     if running is None:
+        started = sys.modules.get("dtorch_mpi.mpi_runtime")
+        if started is not None:
+            started.finalize()
         return
     fatal = _fatal_exception()
     if fatal is not None:

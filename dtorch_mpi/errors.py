@@ -6,6 +6,9 @@ from . import _core
 class WorkerError(RuntimeError):
     """An operator failed on a worker.
 
+    A tensor that it should have written to, in place, has no value until all of it is written
+    over: by copy_(), zero_(), fill_(), or for a module by load_state_dict().
+
     Attributes: operator (with the arguments' shapes and placements), reason (PyTorch's text),
     site ("file:line in function" where the operator was issued), worker, rank (of the worker
     under a launcher, else None), host, record (its number in the program's order).

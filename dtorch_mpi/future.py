@@ -59,6 +59,12 @@ class VoidFuture:
             yield from _Poller.of(asyncio.get_running_loop()).ready(self).__await__()
         return self.get()
 
+    def __reduce__(self):
+        raise TypeError(
+            f"a {type(self).__name__} belongs to the program that waits for it, and can't be "
+            "copied or pickled: copy the value, which get() returns"
+        )
+
     def __del__(self):
         # A failure that came with the answer must still be told.
         if self._replies is not None:

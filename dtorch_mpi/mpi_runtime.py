@@ -23,6 +23,8 @@ def start(settings, launch):
     import mpi4py
 
     mpi4py.rc.thread_level = "multiple"
+    # At the end of a forked child too, which would wait there for the other ranks.
+    mpi4py.rc.finalize = False
     from mpi4py import MPI
 
     from . import _mpi
@@ -98,6 +100,14 @@ def start(settings, launch):
     running.first_rank = first_rank
     running.start()
     return running
+
+
+def finalize():
+    """Leave MPI with all ranks where the job came to no other end: its start has failed."""
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def _serve(comm, worker, device, ranks, board, maker, settings, threads):

@@ -36,6 +36,8 @@ def distribute_tensor(tensor, mesh, placements=None):
     tensor: on the CPU (each worker is sent its own part only) or on the dtorch device.
     placements: one for each axis; None replicates. Keeps requires_grad of a leaf.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a tensor, got {type(tensor).__name__}")
     placements = check_placements(mesh, placements, tensor.dim())
     number = sharding_number(mesh, placements)
     if not is_dtorch(tensor):
@@ -202,16 +204,26 @@ def distribute_module(module, mesh, plan=None):
 
     plan: {name pattern: placements}, patterns as in fnmatch on qualified parameter names; what
     none matches is replicated. Parameters stay the same objects, so tied weights and
-    optimizers made before keep working. Raises ValueError for a pattern that matches nothing.
+    optimizers made before keep working. Raises ValueError, before anything is placed, for a
+    pattern that matches nothing and for a placement along a dim that a parameter does not have.
     """
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in module.named_buffers(remove_duplicate=False)]
     check_plan(names, plan or {})
-    chosen = {name: placements_for(name, plan or {}, mesh) for name in names}
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors.update(module.named_buffers(remove_duplicate=False))
+    chosen = {}
+    for name in names:
+        placements = placements_for(name, plan or {}, mesh)
+        try:
+            chosen[name] = check_placements(mesh, placements, tensors[name].dim())
+        except ValueError as error:
+            raise ValueError(
+                f"{name}: {error}. Give it others by a pattern with more of its name: that one "
+                "holds"
+            ) from None
     done = {}
     with torch.no_grad():
-        tensors = dict(module.named_parameters(remove_duplicate=False))
-        tensors.update(module.named_buffers(remove_duplicate=False))
         for name in names:
             tensor = tensors[name]
             if id(tensor) in done:

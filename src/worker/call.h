@@ -83,6 +83,54 @@ inline bool call_kernel(WorkerState& state, const WorkerOperator& op, uint32_t c
   return false;
 }
 
+inline const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// Gives a slot that is about to be written over whole its value back, and every view of its memory:
+// what was lost there does not matter any more. Not where it is only a part of its memory.
+inline void revive(WorkerState& state, uint32_t slot) {
+  const at::Tensor whole = state.known_slot(slot).tensor;
+  const auto* storage = storage_of(whole);
+  if (storage == nullptr || storage->nbytes() != whole.nbytes() || !whole.is_non_overlapping_and_dense()) return;
+  if (state.spoiled.erase(storage) == 0) return;
+  for (auto& entry : state.slots) {
+    if (entry.state != SlotEntry::State::kFailed || storage_of(entry.tensor) != storage) continue;
+    entry.state = SlotEntry::State::kTensor;
+    entry.failure = nullptr;
+  }
+}
+
+inline std::vector<uint32_t> slots_of_argument(Reader& reader) {
+  std::vector<uint32_t> slots;
+  const Tag tag = reader.peek();
+  if (tag != Tag::kSlot && tag != Tag::kSlotList) return slots;
+  uint32_t payload;
+  reader.tag(&payload);
+  if (tag == Tag::kSlot) {
+    slots.push_back(payload);
+  } else {
+    reader.need(payload);
+    for (uint32_t i = 0; i < payload; ++i) slots.push_back(reader.word());
+  }
+  std::erase(slots, kNoSlot);
+  return slots;
+}
+
+// Revives what an operator's first argument names, but for what its second reads. reader: at the
+// arguments.
+inline void revive_written(WorkerState& state, Reader reader, uint32_t count) {
+  const auto written = slots_of_argument(reader);
+  const auto read = count > 1 ? slots_of_argument(reader) : std::vector<uint32_t>();
+  for (uint32_t slot : written) {
+    const auto* storage = storage_of(state.known_slot(slot).tensor);
+    const bool reads_it = std::any_of(read.begin(), read.end(), [&](uint32_t other) {
+      return storage_of(state.known_slot(other).tensor) == storage;
+    });
+    if (!reads_it) revive(state, slot);
+  }
+}
+
 // Decodes an operator record and calls LibTorch; results are left on state.stack.
 // absent: this worker is not part of it.
 inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, uint32_t number,
@@ -98,6 +146,7 @@ inline bool call_operator(WorkerState& state, Reader& reader, uint32_t count, ui
   const WorkerOperator& known = state.op(number);
   const c10::OperatorHandle& op = *known.handle;
   if (count != op.schema().arguments().size()) Reader::fail("another number of arguments than the operator has");
+  if (C10_UNLIKELY(!state.spoiled.empty()) && known.writes_over) revive_written(state, reader, count);
   Obstacle obstacle = ArgumentDecoder(state, reader, !known.draws_by_place).decode(count, &state.stack);
   if (C10_UNLIKELY(obstacle.absent || obstacle.failure)) {
     *absent = obstacle.absent;
@@ -262,6 +311,11 @@ inline void run_operator(WorkerState& state, Reader& reader, uint32_t count, uin
   settle_failure(state, arguments, reader, count, number, failure, absent);
 }
 
+// Write all of their first argument, and read none of it.
+inline const std::unordered_set<std::string_view> kWritesOver = {
+    "aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_",
+    "aten::_foreach_copy_", "aten::_foreach_zero_"};
+
 inline void define_operator(WorkerState& state, Reader& reader, uint32_t number) {
   constexpr uint32_t kMost = 1 << 15;
   const std::string name(reader.string()), overload(reader.string());
@@ -282,6 +336,7 @@ inline void define_operator(WorkerState& state, Reader& reader, uint32_t number)
     entry.handle = op;
     entry.draws_by_place = random.has_value();
     entry.unchecked = UncheckedArguments(op->schema());
+    entry.writes_over = kWritesOver.contains(name);
     if (is_users) entry.users = std::make_shared<UsersOperator>();
   }
   if (state.notes_flight) flight_record().define_op(number, name);

@@ -226,6 +226,7 @@ inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number
   at::Tensor result;
   try {
     result = value.tensor.get();
+    revive(state, read.output);
     auto& target = state.known_slot(read.output);
     if (!value.failure && target.state == SlotEntry::State::kTensor) target.tensor.copy_(result);
   } catch (const WireError&) {

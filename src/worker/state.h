@@ -59,6 +59,7 @@ struct WorkerOperator {
   std::optional<c10::OperatorHandle> handle;
   std::string name;  // as the program knows it
   bool draws_by_place = false;  // a kernel of src/random: it needs no CPU generator's state
+  bool writes_over = false;     // its first argument, all of it, whatever that held
   UncheckedArguments unchecked;
   std::shared_ptr<UsersOperator> users;  // null for one of PyTorch's or ours
 };

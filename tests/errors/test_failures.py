@@ -1,5 +1,6 @@
 """Failures on workers. Runs in any job: test_failure_jobs.py starts it with other workers."""
 
+import copy
 import gc
 import inspect
 import os
@@ -144,12 +145,12 @@ def test_what_depends_on_it_fails_and_the_rest_goes_on():
 def test_failed_write_takes_the_base_and_its_views():
     base = torch.zeros(6, 2, device="dtorch")
     before, other = base[1:], torch.ones(6, 2, device="dtorch")
-    copy = base.clone()
+    clone = base.clone()
     line = next_line()
     base[2:5].index_fill_(0, torch.tensor([99], device="dtorch"), 1.0)
     for tensor in (base, before, base[0], before.t()):
         assert_names(failure_of(tensor), line, "index_fill_")
-    assert torch.equal(copy.to_torch(), torch.zeros(6, 2))
+    assert torch.equal(clone.to_torch(), torch.zeros(6, 2))
     assert torch.equal(other.to_torch(), torch.ones(6, 2))
     before.add_(1)
     failure_of(base)
@@ -159,6 +160,72 @@ def test_write_of_a_failed_value_takes_the_base():
     base = torch.zeros(3, 3, device="dtorch")
     base[0].copy_(torch.linalg.inv(torch.zeros(3, 3, device="dtorch"))[0])
     assert "singular" in failure_of(base).reason
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_is_written_over_whole_has_a_value_again(sharded):
+    mesh = dt.init_device_mesh((dt.num_workers(),))
+
+    def placed(tensor):
+        return dt.distribute_tensor(tensor, mesh, [dt.Shard(0)]) if sharded else tensor.to("dtorch")
+
+    values, bad = torch.randn(7, 3), torch.tensor([0, 70])
+    for write in (
+        lambda t: t.copy_(placed(values)),
+        lambda t: t.copy_(values),
+        lambda t: t.copy_(dt.distribute_tensor(values.t().contiguous(), mesh).t()),
+        lambda t: t.fill_(2).mul_(0).add_(placed(values)),
+        lambda t: t.normal_().copy_(values),
+        lambda t: torch._foreach_copy_([t], [placed(values)]),
+        lambda t: (torch._foreach_zero_([t]), t.add_(placed(values))),
+    ):
+        target = placed(torch.zeros(7, 3))
+        view = target[1:]
+        rows = F.embedding(bad.to("dtorch"), placed(torch.ones(7, 3)))
+        target.add_(rows.sum())
+        for tensor in (target, view):
+            assert "out of range" in failure_of(tensor).reason
+        write(target)
+        assert torch.equal(target.to_torch(), values)
+        assert torch.equal(view.to_torch(), values[1:])
+
+
+def test_what_is_not_written_over_whole_stays_without_a_value():
+    failed = torch.linalg.inv(torch.zeros(3, 3, device="dtorch"))
+    for write in (
+        lambda t: t[0].zero_(),
+        lambda t: t.add_(0),
+        lambda t: t.copy_(t.t()),
+        lambda t: t.copy_(failed),
+        lambda t: torch._foreach_copy_([t], [t.t()]),
+    ):
+        target = torch.zeros(3, 3, device="dtorch")
+        target.add_(failed)
+        write(target)
+        assert "singular" in failure_of(target).reason
+
+
+def test_model_goes_on_from_a_checkpoint_after_a_failed_step():
+    mesh = dt.init_device_mesh((dt.num_workers(),))
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 4)).to("dtorch")
+    dt.distribute_module(model, mesh, {"*": [dt.Shard(0)]})
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(tokens):
+        optimizer.zero_grad()
+        loss = model(torch.tensor(tokens, device="dtorch")).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step([1, 2])
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    expected = [step([3, 4]).item() for _ in range(4)]
+    step([1, 99])
+    assert "out of range" in failure_of(model[1].weight).reason
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert [step([3, 4]).item() for _ in range(4)] == expected
 
 
 def test_memory_of_a_failed_write_is_freed():

@@ -89,3 +89,20 @@ def test_death_of_a_worker_is_told(job, number):
 def test_interrupt(job):
     ended = job("x = slow(50)\nprint('waiting')\nx.to_torch()\n", interrupt_at="waiting")
     assert ended.code != 0 and ended.seconds < 15
+
+
+def test_forked_child_that_ends_as_programs_do(job):
+    ended = job("""
+import os, time
+x = torch.ones(3, device="dtorch")
+child = os.fork()
+if child == 0:
+    sys.exit(5)
+until = time.monotonic() + 20
+while (found := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+    time.sleep(0.05)
+if found[0] == 0:
+    os.kill(child, 9)
+print(os.waitstatus_to_exitcode(found[1]) if found[0] else "hangs", x.sum().item())
+""")
+    assert (ended.code, ended.out) == (0, "5 3.0\n"), ended.err

@@ -1,7 +1,9 @@
 """Reading values. Runs in any job: test_future_jobs.py starts it with other workers."""
 
 import asyncio
+import copy
 import gc
+import pickle
 import threading
 import time
 
@@ -107,6 +109,15 @@ def test_sync_waits_for_everything():
     dt.sync()
     assert time.monotonic() - began > 0.25
     assert pending.get() is None
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_futures_are_not_copied(copied, recwarn):
+    future = torch.ones(2, device="dtorch").to_torch_async()
+    with pytest.raises(TypeError, match="get"):
+        copied(future)
+    gc.collect()
+    assert future.get().tolist() == [1.0, 1.0] and not recwarn.list
 
 
 def test_dropped_futures_are_harmless():

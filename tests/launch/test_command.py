@@ -92,7 +92,7 @@ def test_signals_pass_through(fake_mpirun, environment, tmp_path):
     (["walk"], 2, "invalid choice: 'walk'"),
     (["run"], 2, "SCRIPT"),
     (["run", "missing.py"], 2, "no script 'missing.py'"),
-    (["launch", "train.py"], 2, "-n"),
+    (["launch", "train.py"], 2, "\npython -m dtorch_mpi launch: error: the following arguments"),
     (["launch", "-n", "2"], 2, "nothing to run"),
     (["launch", "-n", "x", "train.py"], 2, "invalid int value: 'x'"),
     (["launch", "-n", "2", "--launcher", "nosuchrun", "a.py"], 2, "no launcher 'nosuchrun'"),

@@ -76,6 +76,22 @@ def test_dims_count_from_the_end_too():
                                    model.weight.detach(), model.bias.detach()))))
 
 
+def test_plan_that_does_not_fit_names_the_parameter_and_places_nothing():
+    mesh = dt.init_device_mesh((4,))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).to("dtorch")
+    with pytest.raises(ValueError, match=r"^1\.num_batches_tracked: S\(0\) of a tensor"):
+        dt.distribute_module(model, mesh, {"*": [Shard(0)]})
+    assert all(parameter.placements == () for parameter in model.parameters())
+    plan = {"*": [Shard(0)], "*.num_batches_tracked": [Replicate()]}
+    dt.distribute_module(model, mesh, plan)
+    assert all(parameter.placements == (Shard(0),) for parameter in model.parameters())
+
+
+def test_placing_what_is_no_tensor():
+    with pytest.raises(TypeError, match="expected a tensor, got list"):
+        dt.distribute_tensor([1, 2], dt.init_device_mesh((4,)), [Shard(0)])
+
+
 def test_one_placement_stands_for_a_list_of_one():
     mesh = dt.init_device_mesh((4,))
     assert dt.distribute_tensor(X, mesh, Shard(0)).placements == (Shard(0),)
