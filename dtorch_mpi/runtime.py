@@ -409,6 +409,7 @@ def register():
     from .device_module import max_memory_allocated, memory_allocated, reset_peak_memory_stats
     from .kernels import interception
     from .sharding.hook import shard
+    from .sharding.lists import by_elements
     from .sizes.families import sizes
 
     def describe(slots):
@@ -432,9 +433,9 @@ def register():
         return memory_allocated(), max_memory_allocated()
 
     _core.register(
-        read=tensor.read, describe=describe, shard=shard, sizes=sizes, start=init, drain=check,
-        synchronize=sync, measure=measure, reset_peak=reset_peak_memory_stats,
-        arrived=loading.arrived,
+        read=tensor.read, describe=describe, shard=shard, elements=by_elements, sizes=sizes,
+        start=init, drain=check, synchronize=sync, measure=measure,
+        reset_peak=reset_peak_memory_stats, arrived=loading.arrived,
     )
     # The CPU's: workers' kernels follow its lists. PyTorch's default for other devices is float16.
     torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))

@@ -30,6 +30,7 @@ from pathlib import Path
 WORKERS = {"device": 1, "mesh": 4, "each": 4, "uneven": 3}
 MESHES = {"device": (1,), "mesh": (2, 2), "each": (4,), "uneven": (3,)}
 SECONDS_FOR_ONE = 180
+SECONDS_TO_START = 600  # that beside other work too
 KEPT = 3  # faults that are shown of one operator
 
 
@@ -141,7 +142,7 @@ class Server:
         )
         self.lines = queue.SimpleQueue()
         threading.Thread(target=self.listen, args=(self.process, self.lines), daemon=True).start()
-        ready = self.answer(120)
+        ready = self.answer(SECONDS_TO_START)
         if ready is None:
             raise RuntimeError(f"{' '.join(self.command)} did not start: run it by hand")
         self.names = ready["ready"]

@@ -13,16 +13,17 @@ from dtorch_mpi.sharding.operator_facts import facts_of
 
 aten = torch.ops.aten
 _ARITHMETIC = {"add", "sub", "mul", "div"}
-_NAMES = {"norm": "linalg_vector_norm", "powsum": "linalg__powsum"}
+# PyTorch's list operators clamp too; maximum has no form in place.
+_NAMES = {"norm": "linalg_vector_norm", "powsum": "linalg__powsum",
+          "maximum": "clamp_min", "minimum": "clamp_max"}
+_CLAMPS = {"List": "Tensor", "Scalar": "default", "ScalarList": "default"}
 _OVERLOADS = {
     "addcmul": dict.fromkeys(("Scalar", "ScalarList", "Tensor"), "default"),
     "addcdiv": dict.fromkeys(("Scalar", "ScalarList", "Tensor"), "default"),
     "pow": {"List": "Tensor_Tensor", "Scalar": "Tensor_Scalar", "ScalarList": "Tensor_Scalar",
             "ScalarAndTensor": "Scalar"},
-    "clamp_min": {"List": "Tensor", "Scalar": "default", "ScalarList": "default"},
-    "clamp_max": {"List": "Tensor", "Scalar": "default", "ScalarList": "default"},
-    "maximum": {"List": "default"},
-    "minimum": {"List": "default"},
+    "pow_": {"List": "Tensor", "Scalar": "Scalar", "ScalarList": "Scalar"},
+    **dict.fromkeys(("clamp_min", "clamp_max", "maximum", "minimum"), _CLAMPS),
     "lerp": {"List": "Tensor", "Scalar": "Scalar", "ScalarList": "Scalar"},
     "norm": {"Scalar": "default"},
     "powsum": {"Scalar": "default"},
@@ -38,11 +39,33 @@ def element_operator(op: OpOverload) -> OpOverload | None:
     name = name.removeprefix("_foreach_")
     base = name.rstrip("_")
     suffix = name[len(base) :]
-    wanted = _OVERLOADS.get(base, {}).get(op._overloadname, op._overloadname)
+    overloads = _OVERLOADS.get(name, _OVERLOADS.get(base, {}))
+    wanted = overloads.get(op._overloadname, op._overloadname)
     if base in _ARITHMETIC:
         wanted = "Tensor"  # takes a plain number too
     packet = getattr(aten, _NAMES.get(base, base) + suffix, None)
     return getattr(packet, wanted, None) if packet is not None else None
+
+
+def by_elements(name: str, overload: str) -> Callable:
+    """The operator ``name`` in place, as a call of its own for each element in turn.
+
+    What PyTorch's loop writes to one element it reads in the next, if they share memory. Lists
+    whose elements are brought to other placements do not share it any more.
+    """
+    op = getattr(getattr(aten, name.partition("::")[2]), overload)
+    element = element_operator(op)
+
+    def run(*args, **kwargs):
+        for index in range(len(args[0])):
+            picked = [value[index] if isinstance(value, list) else value for value in args]
+            named = dict(kwargs)
+            if _takes_value_by_keyword(element, picked):
+                value = picked.pop()
+                named["value"] = value[index].item() if isinstance(value, torch.Tensor) else value
+            element(*picked, **named)
+
+    return run
 
 
 def propagate_list(
@@ -81,9 +104,13 @@ def _pick(value: object, index: int) -> object:
     return value
 
 
+def _takes_value_by_keyword(element: OpOverload, picked: list) -> bool:
+    # addcmul and addcdiv: their list forms take it by position.
+    return element._schema.name.split("::")[1].startswith("addc") and len(picked) == 4
+
+
 def _move_value(element: OpOverload, picked: list, named: dict) -> None:
-    # addcmul and addcdiv take by keyword what their list forms take by position.
-    if element._schema.name.split("::")[1].startswith("addc") and len(picked) == 4:
+    if _takes_value_by_keyword(element, picked):
         value = picked.pop()
         named["value"] = 1.0 if isinstance(value, (torch.Tensor, ShardedMeta)) else value
 

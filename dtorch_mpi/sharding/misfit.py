@@ -32,6 +32,8 @@ _DIVISIONS = {aten.div.Tensor, aten.div_.Tensor}
 def misfit(op: OpOverload, args: list, call: Call, choice: Choice) -> str | None:
     """Why a choice would run the operator on the wrong local arguments, if it would."""
     inputs, outputs = choice.inputs, choice.outputs
+    if op in _SQUEEZE and 0 in call.inputs[0].meta.shape and _has(Shard, inputs):
+        return "the rule drops a dim of size 0 as it does those of size 1"
     if op in _SQUEEZE and _squeezes_shards(args, call, choice):
         return "a sharded dim has one row on some worker, and squeeze would drop it"
     if op is aten.native_group_norm.default and _has(Shard, inputs):

@@ -61,6 +61,7 @@ class OperatorFacts:
     stride_position: int | None
     is_list: bool  # a _foreach_ or _fused_ operator over lists of tensors
     is_pointwise: bool
+    answers_on_client: bool  # with what metadata tell: no tensor comes back
 
     def normalize(self, args: tuple, kwargs: dict) -> tuple[list, dict]:
         """Move keyword-only values to kwargs, and drop trailing and keyword defaults."""
@@ -127,4 +128,6 @@ def facts_of(op: OpOverload) -> OperatorFacts:
         stride_position=_STRIDE_POSITIONS.get(op),
         is_list=name.startswith(("_foreach_", "_fused_", "_amp_foreach_")),
         is_pointwise=torch.Tag.pointwise in op.tags,
+        answers_on_client=bool(op._schema.returns)
+        and not any("Tensor" in str(output.type) for output in op._schema.returns),
     )

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 Expression = sympy.Basic | int
+_LOGS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
 class SymbolicCall:
@@ -31,14 +32,17 @@ class SymbolicCall:
     @contextmanager
     def running(self):
         # The user's modes, such as a default device, are not for these tensors.
-        # It logs what it can't do as a failure; here it is an answer.
-        log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-        was_disabled, log.disabled = log.disabled, True
+        # They log what they can't do as a failure; here it is an answer.
+        logs = [logging.getLogger(name) for name in _LOGS]
+        were_disabled = [log.disabled for log in logs]
+        for log in logs:
+            log.disabled = True
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad(), self._mode:
                 yield
         finally:
-            log.disabled = was_disabled
+            for log, was_disabled in zip(logs, were_disabled, strict=True):
+                log.disabled = was_disabled
 
     def symbol(self, value: int, index: int) -> torch.SymInt:
         """A number of at least 2 that is `value` in the call at hand."""

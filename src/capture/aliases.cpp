@@ -86,7 +86,7 @@ std::vector<Laid> lay_out_results(const OperatorInfo& info, const c10::IValue* a
     const at::Tensor& tensor = arguments[a].toTensor();
     const uint32_t before = slot_of(tensor).sharding;
     if (sharding_is_whole(before)) continue;
-    laid.push_back({tensor, tensor.sizes().vec(), before});
+    laid.push_back({tensor, before});
     join(tensor, true);
   }
   return laid;
@@ -94,9 +94,11 @@ std::vector<Laid> lay_out_results(const OperatorInfo& info, const c10::IValue* a
 
 void lay_back(const std::vector<Laid>& laid) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  for (const auto& [tensor, sizes, sharding] : laid) {
+  for (const auto& [tensor, sharding] : laid) {
     auto& slot = slot_of(tensor);
-    if (tensor.sizes() != c10::IntArrayRef(sizes) || !slot.is_alone()) continue;
+    // On no mesh is whole on all workers, and so on any mesh of them.
+    if (slot.sharding == 0 && sharding != 0) slot.sharding = whole_sharding(sharding);
+    if (slot.sharding == sharding || !slot.is_alone() || !sharding_fits(sharding, tensor.dim())) continue;
     auto made = redistribute(tensor, slot.sharding, sharding);
     std::swap(slot.id, slot_of(made).id);
     std::swap(slot.sharding, slot_of(made).sharding);

@@ -2,6 +2,7 @@
 
 #include "capture/call_family.h"
 #include "capture/python_hooks.h"
+#include "capture/resize_warnings.h"
 
 #include <algorithm>
 
@@ -221,6 +222,7 @@ void check_on_host(const OperatorInfo& info, const c10::IValue* arguments) {
   }
   c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+  SilentResizing silent;
   const bool weighs = info.name == "aten::multinomial";
   Stack stack = stand_ins(info, arguments, c10::kCPU, weighs ? Fill::kOnes : Fill::kZeros);
   try {
@@ -284,6 +286,7 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
                    Resized* resized) {
   c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+  SilentResizing silent;
   Stack stack = stand_ins(info, arguments, c10::kMeta);
   const Stack called_with = info.writes ? stack : Stack();
   // A composite kernel would be run in place of a user's missing meta function, which is not for

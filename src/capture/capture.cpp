@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <unordered_set>
 
+#include <ATen/native/Resize.h>
 #include <torch/library.h>
 
 #include "capture/aliases.h"
@@ -62,6 +64,24 @@ struct Moved {
   uint32_t slot;
   bool restore;
 };
+
+// Whether an operator writes to elements of a list of which others may be brought elsewhere, although
+// they share memory: PyTorch's loop reads what it wrote before. Of tensors that are whole on every
+// worker it isn't known which share memory.
+bool crosses_lists(const OperatorInfo& info, const CallEntry& entry, const CallKey& key,
+                   const c10::IValue* arguments) {
+  if (C10_LIKELY(!info.writes_list || entry.moves.empty())) return false;
+  std::unordered_set<const Slot*> found;
+  for (const at::Tensor* input : key.inputs) {
+    if (!found.insert(&slot_of(*input).base()).second) return true;
+  }
+  const auto written = arguments[0].toListRef();
+  return std::any_of(entry.moves.begin(), entry.moves.end(),
+                     [](const InputMove& move) { return sharding_is_whole(move.from); }) &&
+         std::any_of(written.begin(), written.end(), [](const c10::IValue& element) {
+           return sharding_is_whole(slot_of(element.toTensor()).sharding);
+         });
+}
 
 // Writes the records of one call; the stream lock is held. Returns whether the first input was
 // moved: a view of it is then apart from it.
@@ -183,11 +203,17 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   return is_apart;
 }
 
+// PyTorch's warning for an out= that has elements and other sizes.
+void warn_of_resizing(const OperatorInfo& info, const at::Tensor& tensor, c10::IntArrayRef sizes) {
+  if (info.handle.schema().arguments().back().is_out()) at::native::resize_output_check(tensor, sizes);
+}
+
 // An in-place operator may change its argument's shape (resize_, out=).
-void update_written(const at::Tensor& tensor, const TensorMeta& meta) {
+void update_written(const OperatorInfo& info, const at::Tensor& tensor, const TensorMeta& meta) {
   auto* impl = tensor.unsafeGetTensorImpl();
   if (impl->sizes() != c10::IntArrayRef(meta.sizes) ||
       impl->strides() != c10::IntArrayRef(meta.strides)) {
+    warn_of_resizing(info, tensor, meta.sizes);
     impl->set_sizes_and_strides(meta.sizes, meta.strides, tensor.storage_offset());
     auto& aliasing = slot_of(tensor).aliasing;
     if (aliasing) aliasing->geometry = Geometry(tensor);
@@ -238,7 +264,7 @@ void push_outputs(const OperatorInfo& info, const CallEntry& entry, const Slots&
       }
       case OutputKind::kWritten: {
         auto& argument = (*stack)[base + info_r.written_argument];
-        update_written(argument.toTensor(), output.tensors[0]);
+        update_written(info, argument.toTensor(), output.tensors[0]);
         results.push_back(std::move(argument));
         break;
       }
@@ -417,9 +443,10 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   }
 
   Slots slots;
-  bool is_apart = false;
+  bool is_apart = false, by_elements = false;
   CallEntry* entry = nullptr;
   const auto finish = [&](const CallEntry* found) {
+    if (C10_UNLIKELY(by_elements)) return run_by_elements(info, stack);
     if (C10_UNLIKELY(found->decomposition != nullptr)) {
       // A copy: the operators it calls may make room among the entries.
       const auto decomposition = found->decomposition;
@@ -430,7 +457,9 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
   {
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = find_entry(key, hash);
-    if (C10_LIKELY(entry != nullptr && rule != MetaRule::kDynamic && entry->decomposition == nullptr)) {
+    by_elements = entry != nullptr && crosses_lists(info, *entry, key, arguments);
+    if (C10_LIKELY(entry != nullptr && rule != MetaRule::kDynamic && entry->decomposition == nullptr &&
+                   !by_elements)) {
       is_apart = emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
       counters().operators += 1;
     }
@@ -466,7 +495,8 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
         guard.lock();
         entry = keep_entry(hash, std::move(fresh));
         note_call(info, key, *entry);
-        if (entry->decomposition == nullptr) {
+        by_elements = crosses_lists(info, *entry, key, arguments);
+        if (entry->decomposition == nullptr && !by_elements) {
           is_apart = emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
         }
         counters().operators += 1;
@@ -489,7 +519,10 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     // Workers that have the whole tensor resize it as the operator runs. What is cut, or not
     // returned, is brought to its size before.
     if (!resized.empty() && (key.sharded || info.returns.empty())) {
-      for (const auto& [tensor, sizes] : resized) tensor.resize_(sizes);
+      for (const auto& [tensor, sizes] : resized) {
+        warn_of_resizing(info, tensor, sizes);
+        tensor.resize_(sizes);
+      }
       return capture(op, stack);
     }
     if (key.position != 0 && !measured) {
@@ -506,7 +539,8 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     std::lock_guard<SpinLock> guard(queue.lock);
     entry = keep_entry(hash, std::move(fresh));
     note_call(info, key, *entry);
-    if (!measured && entry->decomposition == nullptr) {
+    by_elements = crosses_lists(info, *entry, key, arguments);
+    if (!measured && entry->decomposition == nullptr && !by_elements) {
       is_apart = emit_call(queue, info, *entry, key, arguments, site, generator, &slots);
     }
     counters().operators += 1;

@@ -44,7 +44,9 @@ bool sharding_is_splitting(uint32_t sharding);
 bool only_reduces(uint32_t from, uint32_t to);
 // Whether every worker of the mesh has all of the value.
 bool sharding_is_whole(uint32_t sharding);
-// The sharding on the same mesh for which that is so.
+// Whether a tensor of so many dims has those that it cuts.
+bool sharding_fits(uint32_t sharding, int64_t num_dims);
+// The sharding on the same mesh that leaves every worker all of the value.
 uint32_t whole_sharding(uint32_t sharding);
 // Notes the end of a step of the program.
 void emit_mark();

@@ -1,9 +1,13 @@
 // Operators that cross between the client's memory and the workers'.
+#include <algorithm>
+
 #include <ATen/ops/_to_copy.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/fill.h>
+#include <ATen/ops/select.h>
 #include <ATen/ops/tensor_split_native.h>
 #include <torch/library.h>
 
@@ -47,6 +51,13 @@ void to_copy(const c10::OperatorHandle& op, Stack* stack) {
   stack->emplace_back(std::move(result));
 }
 
+// Whether a number was made to look like more, as it is where it is assigned to a part of a tensor.
+bool is_one_number(const at::Tensor& tensor) {
+  const auto strides = tensor.strides();
+  return tensor.dim() > 0 && tensor.numel() > 0 &&
+         std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride == 0; });
+}
+
 void copy(const c10::OperatorHandle& op, Stack* stack) {
   auto* arguments = stack->data() + stack->size() - 3;
   const at::Tensor self = arguments[0].toTensor(), source = arguments[1].toTensor();
@@ -61,6 +72,14 @@ void copy(const c10::OperatorHandle& op, Stack* stack) {
     const uint32_t sharding = slot_of(self).sharding;
     const bool same = source.sizes() == self.sizes() && sharding_is_splitting(sharding);
     arguments[1] = upload(source, same ? sharding : 0);
+  } else if (on_workers(source) && is_one_number(source)) {
+    // It may come out of self's own memory, which PyTorch's assignments on the CPU take.
+    at::Tensor number = source;
+    while (number.dim() > 0) number = number.select(0, 0);
+    self.fill_(number);
+    torch::jit::drop(*stack, 3);
+    stack->emplace_back(self);
+    return;
   }
   capture(op, stack);
 }

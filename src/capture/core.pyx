@@ -221,6 +221,7 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
         PyObject* read
         PyObject* describe
         PyObject* shard
+        PyObject* elements
         PyObject* sizes
         PyObject* start
         PyObject* drain
@@ -255,14 +256,17 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
     cbool on_workers(const Tensor&)
 
 
-def register(*, read, describe, shard, sizes, start, drain, synchronize, measure, reset_peak, arrived):
+def register(*, read, describe, shard, elements, sizes, start, drain, synchronize, measure, reset_peak,
+             arrived):
     """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
     cdef PythonHooks* hooks = &python_hooks()
-    for hook in (read, describe, shard, sizes, start, drain, synchronize, measure, reset_peak, arrived):
+    for hook in (read, describe, shard, elements, sizes, start, drain, synchronize, measure, reset_peak,
+                 arrived):
         Py_INCREF(hook)
     hooks.read = <PyObject*>read
     hooks.describe = <PyObject*>describe
     hooks.shard = <PyObject*>shard
+    hooks.elements = <PyObject*>elements
     hooks.sizes = <PyObject*>sizes
     hooks.start = <PyObject*>start
     hooks.drain = <PyObject*>drain

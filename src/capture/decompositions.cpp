@@ -2,11 +2,19 @@
 // one a backend must bring): each is expressed through operators that workers have.
 #include <ATen/ATen.h>
 #include <ATen/native/DispatchStub.h>
+#include <ATen/native/ForeachUtils.h>
+#include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/kron_native.h>
+#include <ATen/ops/linalg_multi_dot_native.h>
+#include <ATen/ops/matmul_native.h>
+#include <ATen/ops/svd_native.h>
 #include <torch/library.h>
 
+#include "capture/aliases.h"
 #include "capture/capture.h"
+#include "capture/python_hooks.h"
 #include "tensor/slot.h"
 
 namespace dtorch {
@@ -181,6 +189,64 @@ Tensor& addbmm_(Tensor& self, const Tensor& batch1, const Tensor& batch2, const 
   return self;
 }
 
+// Their scalars are on the CPU for CUDA too.
+std::vector<at::Scalar> scalars_of(const Tensor& scalars, size_t count) {
+  return at::native::convert_tensor_to_scalar_list(on_workers(scalars) ? read_value(scalars) : scalars,
+                                                   static_cast<int64_t>(count));
+}
+
+std::vector<Tensor> foreach_addcdiv(at::TensorList self, at::TensorList tensor1,
+                                    at::TensorList tensor2, const Tensor& scalars) {
+  return at::_foreach_addcdiv(self, tensor1, tensor2, scalars_of(scalars, self.size()));
+}
+void foreach_addcdiv_(at::TensorList self, at::TensorList tensor1, at::TensorList tensor2,
+                      const Tensor& scalars) {
+  at::_foreach_addcdiv_(self, tensor1, tensor2, scalars_of(scalars, self.size()));
+}
+std::vector<Tensor> foreach_addcmul(at::TensorList self, at::TensorList tensor1,
+                                    at::TensorList tensor2, const Tensor& scalars) {
+  return at::_foreach_addcmul(self, tensor1, tensor2, scalars_of(scalars, self.size()));
+}
+void foreach_addcmul_(at::TensorList self, at::TensorList tensor1, at::TensorList tensor2,
+                      const Tensor& scalars) {
+  at::_foreach_addcmul_(self, tensor1, tensor2, scalars_of(scalars, self.size()));
+}
+
+// ---- out= that PyTorch writes through views of it ------------------------------------------------
+// Views that no shard can carry have it laid out whole: it lies as before again after.
+template <class Write>
+Tensor& keeping_layout(Tensor& out, Write&& write) {
+  if (!on_workers(out)) return write();
+  const Laid before{out, slot_of(out).sharding};
+  write();
+  lay_back({before});
+  return out;
+}
+
+Tensor& kron_out(const Tensor& self, const Tensor& other, Tensor& out) {
+  return keeping_layout(out, [&]() -> Tensor& { return at::native::kron_out(self, other, out); });
+}
+
+Tensor& matmul_out(const Tensor& self, const Tensor& other, Tensor& out) {
+  return keeping_layout(out, [&]() -> Tensor& { return at::native::matmul_out(self, other, out); });
+}
+
+Tensor& multi_dot_out(at::TensorList tensors, Tensor& out) {
+  return keeping_layout(out, [&]() -> Tensor& { return at::native::linalg_multi_dot_out(tensors, out); });
+}
+
+// PyTorch's turns v around, and back, as a view of itself.
+std::tuple<Tensor&, Tensor&, Tensor&> svd_out(const Tensor& self, bool some, bool compute_uv,
+                                              Tensor& u, Tensor& s, Tensor& v) {
+  if (!compute_uv || !on_workers(v)) return at::native::svd_out(self, some, compute_uv, u, s, v);
+  auto turned = at::empty({0}, v.options());
+  at::linalg_svd_out(u, s, turned, self, !some);
+  const auto made = turned.mH();
+  at::native::resize_output(v, made.sizes());
+  v.copy_(made);
+  return {u, s, v};
+}
+
 // "No" keeps TransformerEncoder on its ordinary path, away from nested tensors.
 bool nested_tensor_from_mask_left_aligned(const Tensor&, const Tensor&) { return false; }
 
@@ -202,6 +268,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_reshape_alias", &reshape_alias);
   library.impl("histc", &histc);
   library.impl("addbmm_", &addbmm_);
+  library.impl("_foreach_addcdiv.Tensor", &foreach_addcdiv);
+  library.impl("_foreach_addcdiv_.Tensor", &foreach_addcdiv_);
+  library.impl("_foreach_addcmul.Tensor", &foreach_addcmul);
+  library.impl("_foreach_addcmul_.Tensor", &foreach_addcmul_);
+  library.impl("kron.out", &kron_out);
+  library.impl("matmul.out", &matmul_out);
+  library.impl("linalg_multi_dot.out", &multi_dot_out);
+  library.impl("svd.U", &svd_out);
   library.impl("_nested_tensor_from_mask_left_aligned", &nested_tensor_from_mask_left_aligned);
 }
 

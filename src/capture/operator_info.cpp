@@ -154,6 +154,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle, uint32_t number)
   for (auto& argument : arguments) {
     if (fills_randomly && argument.kind == ArgumentKind::kShaping) argument.kind = ArgumentKind::kScalar;
   }
+  writes_list = writes && name.starts_with("aten::_foreach_");
   takes_host_indices = contains(kHostIndices, name);
   absolute_offset = name == "aten::as_strided";
 }

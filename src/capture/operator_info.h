@@ -62,6 +62,7 @@ struct OperatorInfo {
   Positions positions = Positions::kNone;
   bool is_users = false;
   bool writes = false;
+  bool writes_list = false;  // a _foreach_ operator in place
   bool views = false;
   int16_t generator_argument = -1;
   // A random operator whose schema has no generator: the workers' form has one, as the last

@@ -142,6 +142,13 @@ void decompose_in_python(const c10::FunctionSchema& schema, PyObject* function, 
   }
 }
 
+void run_by_elements(const OperatorInfo& info, Stack* stack) {
+  py::gil_scoped_acquire gil;
+  const std::string& overload = info.overload.empty() ? std::string("default") : info.overload;
+  const auto function = call(python_hooks().elements, py::str(info.name), py::str(overload));
+  decompose_in_python(info.handle.schema(), function.ptr(), stack);
+}
+
 void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
                        CallEntry* entry) {
   py::gil_scoped_acquire gil;

@@ -13,6 +13,7 @@ struct PythonHooks {
   PyObject* read = nullptr;      // (tensor) -> CPU tensor with its full value
   PyObject* describe = nullptr;  // (slots) -> [(dtype, sizes, strides, offset), ...]
   PyObject* shard = nullptr;     // see call_sharding_hook
+  PyObject* elements = nullptr;  // (name, overload) -> see run_by_elements
   PyObject* sizes = nullptr;     // see work_out_formula
   PyObject* start = nullptr;     // () -> None: the runtime is needed and not started
   PyObject* drain = nullptr;     // () -> None: raises if the workers are gone
@@ -34,6 +35,8 @@ std::vector<TensorMeta> describe_slots(const std::vector<uint32_t>& slots);
 // will be cut, the entry gets their global sizes.
 void work_out_sharding(const OperatorInfo& info, const c10::IValue* arguments, bool measured,
                        CallEntry* entry);
+// Runs an operator that writes to lists one element after the other, each as an operator of its own.
+void run_by_elements(const OperatorInfo& info, Stack* stack);
 // Asks dtorch_mpi.sizes what the outputs' sizes are for other sizes of the arguments; nullopt where
 // that is not known.
 std::optional<FamilyFormula> work_out_formula(const OperatorInfo& info, const c10::IValue* arguments,

@@ -19,6 +19,8 @@ constexpr std::string_view kOwnKernels[] = {
     "aten::_reshape_alias", "aten::histc",
     "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl",
     "aten::_thnn_fused_gru_cell", "aten::_thnn_fused_gru_cell_backward",
+    "aten::_foreach_addcdiv.Tensor", "aten::_foreach_addcdiv_.Tensor",
+    "aten::_foreach_addcmul.Tensor", "aten::_foreach_addcmul_.Tensor",
     "aten::_nested_tensor_from_mask_left_aligned", "aten::_has_compatible_shallow_copy_type"};
 
 // The same, with all their overloads: in-place views, and what else gives a tensor other sizes.
@@ -29,9 +31,10 @@ bool has_own_kernel(const c10::OperatorName& name) {
   for (auto own : kReshaping) {
     if (own == name.name) return true;
   }
-  if (!name.overload_name.empty()) return false;
+  const std::string full =
+      name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
   for (auto own : kOwnKernels) {
-    if (own == name.name) return true;
+    if (own == full) return true;
   }
   return false;
 }

@@ -32,7 +32,7 @@ void emit_bare(Kind kind) {
   emit(kHeaderWords, [&](Writer& writer, RecordQueue&, uint32_t site) { writer.begin(kind, 0, 0, site); });
 }
 
-constexpr int64_t kReplicate = 0, kPartial = 2;  // as Placement::packed of sharding/placement.h
+constexpr int64_t kReplicate = 0, kShard = 1, kPartial = 2;  // as Placement::packed of sharding/placement.h
 
 // What capture asks of a sharding, by its number.
 struct ShardingFacts {
@@ -195,6 +195,13 @@ bool only_reduces(uint32_t from, uint32_t to) {
 }
 
 bool sharding_is_whole(uint32_t sharding) { return facts_of(sharding).is_whole(); }
+
+bool sharding_fits(uint32_t sharding, int64_t num_dims) {
+  const auto placements = facts_of(sharding).placements;
+  return std::all_of(placements.begin(), placements.end(), [&](int64_t packed) {
+    return (packed & 0xff) != kShard || (packed >> 16) < num_dims;
+  });
+}
 
 uint32_t whole_sharding(uint32_t sharding) {
   auto& known = known_shardings();

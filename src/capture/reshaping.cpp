@@ -5,6 +5,7 @@
 #include <ATen/core/stack.h>
 #include <torch/library.h>
 
+#include "capture/aliases.h"
 #include "capture/capture.h"
 #include "tensor/slot.h"
 
@@ -39,7 +40,7 @@ const Tensor& as_strided_(const Tensor& self, c10::SymIntArrayRef sizes,
 }
 
 // Sharded tensors have no common memory that could grow: the elements that remain go to a new
-// tensor, replicated, since other sizes need not be divisible the same way.
+// tensor, which lies as the old one if it has the dims for that.
 const Tensor& resize_(const Tensor& self, c10::IntArrayRef sizes,
                       std::optional<at::MemoryFormat> format) {
   if (slot_of(self).sharding == 0) {
@@ -52,11 +53,15 @@ const Tensor& resize_(const Tensor& self, c10::IntArrayRef sizes,
   auto made = at::empty(sizes, self.options(), format);
   const int64_t kept = std::min(made.numel(), self.numel());
   if (kept > 0) {
-    made = at::cat({self.reshape(-1).slice(0, 0, kept), made.reshape(-1).slice(0, kept)}).view(sizes);
-    if (format) made = made.contiguous(*format);
+    // A clone: of a view there would be a base to keep.
+    made = at::cat({self.reshape(-1).slice(0, 0, kept), made.reshape(-1).slice(0, kept)})
+               .view(sizes)
+               .clone(format.value_or(at::MemoryFormat::Contiguous));
   }
+  const Laid before{self, slot_of(self).sharding};
   Tensor target = self;
   take_over(target, made);
+  lay_back({before});
   return self;
 }
 

@@ -105,6 +105,7 @@ cdef extern from "worker/python_kernel.h" namespace "dtorch" nogil:
 cdef extern from *:
     """
     #include <ATen/Parallel.h>
+    #include "capture/resize_warnings.h"
     #include <c10/core/DeviceGuard.h>
 
     // Runs one record and returns its length. A malformed one becomes a failure; where not even
@@ -138,10 +139,11 @@ cdef extern from *:
       state.batches.emplace_back(reinterpret_cast<const char*>(batch.begin), batch.bytes());
     }
     // Below autograd, but not InferenceMode: values read in this process stay usable for
-    // autograd and in-place operators.
+    // autograd and in-place operators. What is resized, the client says.
     struct dtorch_below_autograd {
       dtorch_below_autograd() : guard(std::make_unique<at::AutoDispatchBelowADInplaceOrView>()) {}
       std::unique_ptr<at::AutoDispatchBelowADInplaceOrView> guard;
+      dtorch::SilentResizing silent;
     };
     static dtorch::WorkerState* dtorch_new_state(int worker, int num_workers,
                                                  const std::string& device,

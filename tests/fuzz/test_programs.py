@@ -46,6 +46,11 @@ KEPT = {
         v2 = tensor(10, (0, 0, 3), 'float64', 'S1', False)
         v3 = v2.log_softmax(dim=1)
     """),
+    # PyTorch's rule dropped the dim of size 0.
+    "squeeze without elements": ((2, 2), """
+        v0 = tensor(0, (0, 1, 0), 'float64', 'S0 S1', False)
+        v1 = v0.squeeze(0)
+    """),
     # The write was lost: the view was of a copy.
     "writing through a view of a cut dim": ((2, 2), """
         v0 = tensor(60, (6, 2), 'float64', 'R S0', False)

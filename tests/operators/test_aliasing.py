@@ -267,3 +267,25 @@ def test_random_programs(meshes, layout, sizes, turned, steps):
     for one, other in itertools.zip_longest(plain, ours):
         assert one.shape == other.shape
         torch.testing.assert_close(other.cpu(), one, equal_nan=True)
+
+
+def numbers_of_own(x):
+    x[:, 1:] = x[0, 0]
+    x[1] = x[2].sum()
+    x[...] = x[0, 1] * 2 + x
+    x[2:] = x.detach()[1, 1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_number_of_its_own(layout, meshes):
+    """PyTorch's assignments on the CPU take a number out of the memory that is written."""
+    expected = numbers(5, 3)
+    found = placed(expected, layout, meshes)
+    for x in (expected, found):
+        numbers_of_own(x)
+    torch.testing.assert_close(found.cpu(), expected)
+    for device in ("cpu", "dtorch"):
+        x = torch.tensor(3.0, device=device)
+        view = x.view(1, 1, 1)
+        view[0:] = x
+        assert view.tolist() == [[[3.0]]]
