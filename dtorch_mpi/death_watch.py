@@ -124,7 +124,8 @@ def describe(status, record, new_oom_kills):
         text = "ended without a trace (SIGKILL, out of memory, or os._exit)"
         own = False
     if cause:
-        text = f"{text}; cause: {cause}" if own else f"{cause} (then {text})"
+        # An abort ends the rank by the launcher's signal or, with Open MPI, by its exit code.
+        text = f"{text}; cause: {cause}" if own and signal else f"{cause} (then {text})"
     return text, own or bool(cause)
 
 
