@@ -124,7 +124,8 @@ def describe(status, record, new_oom_kills):
         text = "ended without a trace (SIGKILL, out of memory, or os._exit)"
         own = False
     if cause:
-        text = f"{text}; cause: {cause}" if own else f"{cause} (then {text})"
+        # An abort ends the rank by the launcher's signal or, with Open MPI, by its exit code.
+        text = f"{text}; cause: {cause}" if own and signal else f"{cause} (then {text})"
     return text, own or bool(cause)
 
 
@@ -147,7 +148,7 @@ def block(death, others, record, rank, world, host):
     if killed:
         shown = ", ".join(map(str, killed[:16])) + (", ..." if len(killed) > 16 else "")
         ranks = "rank" if len(killed) == 1 else "ranks"
-        lines.append(f"  the launcher then ended {ranks} {shown} on this host")
+        lines.append(f"  ended from outside after it, on this host: {ranks} {shown}")
     if not death.own and len(others) + 1 < world:
         lines.append("  if another host reports a cause, that one came first")
     return "".join(f"[dtorch-mpi] {line}\n" for line in lines)
@@ -188,11 +189,16 @@ def wait_for_others(folder, seconds):
         time.sleep(0.01)
 
 
-def watch(record_path, pid, rank, world, host, launcher_fd, crash_log):
-    """Wait for the end of `pid` in a process of its own, and tell; returns in neither."""
+def watch(record_path, pid, rank, world, host, launcher, launcher_fd, crash_log):
+    """Wait for the end of `pid` in a process of its own, and tell; returns in neither.
+
+    launcher: the pid of the process that started the rank, with which it is ended; 0 for none.
+    """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
     end = ProcessEnd(pid)
+    if launcher:
+        end.end_with(launcher)
     record_fd = folder_fd = -1
     folder = os.path.dirname(record_path)
     if record_path:
@@ -214,6 +220,8 @@ def watch(record_path, pid, rank, world, host, launcher_fd, crash_log):
     record = record_of(record_fd) if record_path else None
     if record is None or record.state != "finished":
         text, own = describe(status, record, oom_kills() - kills_before)
+        if end.orphaned:
+            text += f", as its launcher (pid {launcher}) had ended"
         death = Death(rank, when, own, text, end.before, end.after)
         if not record_path:
             tell(block(death, [], None, rank, world, host), (launcher_fd, 2), crash_log)

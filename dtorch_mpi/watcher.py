@@ -25,7 +25,7 @@ package = type(sys)("dtorch_mpi")
 package.__path__ = [sys.argv[1]]
 sys.modules["dtorch_mpi"] = package
 from dtorch_mpi.death_watch import watch
-watch(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6], int(sys.argv[7]), sys.argv[8])
+watch(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6], *map(int, sys.argv[7:9]), sys.argv[9])
 """
 
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prte"}
@@ -65,8 +65,8 @@ def start(record_path, *, pid, rank, world, host, stderr_fd=2):
 
     record_path is rank-R.record in job_folder(), or None where no file could be made; then only
     the way of dying can be told. It writes to the launcher's own stderr when that is on this
-    node, else to stderr_fd, else to a file <job>.crash.log in the current folder.
-    Raises RuntimeError when the watcher does not start.
+    node, else to stderr_fd, else to a file <job>.crash.log in the current folder. It ends the
+    process should that outlive its launcher. Raises RuntimeError when it does not start.
     """
     job = os.path.basename(os.path.dirname(record_path)) if record_path else f"dtorch-{pid}"
     crash_log = os.path.join(os.getcwd(), f"{job}.crash.log")
@@ -75,7 +75,7 @@ def start(record_path, *, pid, rank, world, host, stderr_fd=2):
     launcher_fd = _launcher_stderr()
     command = [sys.executable, "-I", "-S", "-E", "-c", PROGRAM,
                os.path.dirname(os.path.abspath(__file__)), record_path or "", str(pid), str(rank),
-               str(world), host, str(launcher_fd), crash_log]
+               str(world), host, str(_launcher_on_node() or 0), str(launcher_fd), crash_log]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr_fd,

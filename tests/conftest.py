@@ -1,6 +1,7 @@
 """What mpirun of Open MPI needs in tests; MPICH's looks at none of it.
 
-Unless told, it refuses root and more ranks than cores, and pins each rank to a core.
+Unless told, it refuses root and more ranks than cores, and pins each rank to a core. A window of
+shared memory makes it ask UCX too, which complains on stderr where it finds no network of its own.
 """
 
 import os
@@ -13,6 +14,7 @@ os.environ |= {
     "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_osc": "^ucx",
 }  # fmt: skip
 
 

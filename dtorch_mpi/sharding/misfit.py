@@ -46,9 +46,6 @@ def misfit(op: OpOverload, args: list, call: Call, choice: Choice) -> str | None
         return "indices within shards are no indices of the whole"
     if op in _DIVISIONS and isinstance(args[1], ShardedMeta) and _has(Partial, inputs[-1:]):
         return "its divisor has to be reduced first"
-    # With 2.11 the weight, after grad, input, mean and rstd, is taken as it lies.
-    if op is aten.native_layer_norm_backward.default and _has(Shard, inputs[4:]):
-        return "its weight has to be whole"
     if op in _INDEX_PUT and _has_mask(args) and _has((Shard, Partial), inputs):
         return "a mask takes the place of as many dims as it has, which the rule does not see"
     return None

@@ -6,6 +6,7 @@ are mostly for one axis. Nothing here makes a process group, and no rank's own s
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch._ops import OpOverload
@@ -55,6 +56,12 @@ _FILTERED_FOR_DTENSOR = {aten.argmax.default, aten.argmin.default}
 # Their rule groups dims of equal products, and loops for ever over products of 0.
 GROUPING_DIMS = {
     aten.view.default, aten.view_copy.default, aten.reshape.default, aten._unsafe_view.default,
+}
+# With 2.11 their rules take the weight and the bias, here by their places, as they lie, and run on
+# them as though they were whole.
+_WHOLE_BY_ASSUMPTION = {
+    aten.native_layer_norm_backward.default: (5, 6),
+    aten._fused_rms_norm_backward.default: (4,),
 }
 
 
@@ -146,6 +153,10 @@ def mesh_rules(
     """What PyTorch's rule for the whole mesh offers. Raises NoRuleError."""
     if op in GROUPING_DIMS and 0 in inputs[0].meta.shape:
         raise NoRuleError("the rule for views does not end where a size is 0")
+    args = [
+        _replicated(arg) if place in _WHOLE_BY_ASSUMPTION.get(op, ()) else arg
+        for place, arg in enumerate(args)
+    ]
     try:
         strategy = _MESH_RULES[op](_wrap(_schema(op, args, kwargs)))
     except Exception as error:
@@ -158,6 +169,12 @@ def mesh_rules(
         if choice is not None:
             choices.append(choice)
     return choices
+
+
+def _replicated(value: object) -> object:
+    if not isinstance(value, ShardedMeta):
+        return value
+    return replace(value, placements=(Replicate(),) * len(value.placements))
 
 
 def _schema(op: OpOverload, args: list, kwargs: dict) -> OpSchema:

@@ -101,7 +101,14 @@ def test_operator(body):
 def test_promotion_with_python_scalars(dtype, other):
     for shape in [(), (3,)]:
         x = torch.ones(shape, dtype=dtype)
-        same(lambda x: (x * other, other + x, x == other), x)
+        for body in (lambda x: x * other, lambda x: other + x, lambda x: x == other):
+            try:
+                body(x)
+            except NotImplementedError:  # torch 2.14 makes complex of bfloat16, then can't compute
+                with pytest.raises(NotImplementedError):
+                    body(x.to("dtorch")).cpu()
+            else:
+                same(body, x)
 
 
 def test_promotion_with_zero_dim_tensors():

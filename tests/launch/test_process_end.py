@@ -97,6 +97,29 @@ def test_status_before_and_after_the_parent_takes_it(holders):
 
 
 @pytest.mark.timeout(30)
+def test_a_process_ends_with_its_launcher(holders):
+    end = ProcessEnd(holders[0].pid)
+    end.end_with(holders[1].pid)
+    kill(holders[1])
+    end.wait()
+    assert end.orphaned
+    assert end.status() == signal.SIGTERM
+
+
+@pytest.mark.timeout(30)
+def test_a_process_that_ignores_sigterm_ends_with_its_launcher(holders):
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True)"
+    with subprocess.Popen([sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout.readline() == b"on\n"
+        end = ProcessEnd(stubborn.pid)
+        end.end_with(holders[0].pid)
+        kill(holders[0])
+        end.wait()
+        assert end.status() == signal.SIGKILL
+
+
+@pytest.mark.timeout(30)
 def test_without_pidfd(holders, tmp_path, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     end = ProcessEnd(holders[0].pid)
