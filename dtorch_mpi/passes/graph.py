@@ -173,10 +173,6 @@ class Graph:
         if records:
             self._spans.append((min(records), max(records) + 1))
 
-    @property
-    def is_changed(self):
-        return bool(self._spans) or any(node.is_changed for node in self.nodes)
-
     def regions(self):
         """[(first, last, nodes)]: nodes that take the place of the program's records there."""
         count = len(self.program)

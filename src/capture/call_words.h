@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "wire/mix.h"
+
 namespace dtorch {
 
 enum class Mark : uint64_t {
@@ -26,12 +28,8 @@ constexpr size_t dims_of(uint64_t word) { return (word >> 8) & 0xff; }
 
 template <class Words>
 uint64_t hash_of(const Words& words) {
-  const auto mix = [](uint64_t a, uint64_t b) {
-    const auto product = static_cast<unsigned __int128>(a) * b;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-  };
   uint64_t hash = words.size() * 0x9e3779b97f4a7c15ull;
-  for (uint64_t word : words) hash = mix(hash ^ word, 0xd6e8feb86659fd93ull) + word;
+  for (uint64_t word : words) hash = mix(hash, word);
   return hash;
 }
 

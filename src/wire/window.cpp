@@ -2,15 +2,11 @@
 
 #include <algorithm>
 
+#include "wire/mix.h"
 #include "wire/reader.h"
 
 namespace dtorch {
 namespace {
-
-uint64_t mix(uint64_t hash, uint64_t word) {
-  const auto product = static_cast<unsigned __int128>(hash ^ word) * 0xd6e8feb86659fd93ull;
-  return (static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64)) + word;
-}
 
 // Walks a record and notes the kind of each word that is not fixed.
 class Classifier {

@@ -6,9 +6,12 @@
 
 #include <utility>
 
+#include <ATen/ops/zeros.h>
+
 #include "profiling/record_event.h"
 #include "worker/between_meshes.h"
-#include "worker/call.h"
+#include "worker/failure.h"
+#include "worker/slots.h"
 
 namespace dtorch {
 

@@ -7,6 +7,8 @@
 #pragma once
 
 #include "wire/window.h"
+#include "worker/call.h"
+#include "worker/definitions.h"
 #include "worker/pending.h"
 #include "worker/record_note.h"
 

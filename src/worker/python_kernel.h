@@ -1,7 +1,8 @@
 // The C++ side of a Python kernel's record.
 #pragma once
 
-#include "worker/call.h"
+#include "worker/failure.h"
+#include "worker/slots.h"
 
 namespace dtorch {
 

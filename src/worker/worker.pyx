@@ -64,11 +64,17 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
 
 cdef extern from "worker/call.h" namespace "dtorch" nogil:
     void run_operator(WorkerState&, Reader&, uint32_t, uint32_t)
+
+cdef extern from "worker/definitions.h" namespace "dtorch" nogil:
     void define_operator(WorkerState&, Reader&, uint32_t)
     void define_site(WorkerState&, Reader&, uint32_t)
     void define_mesh(WorkerState&, Reader&, uint32_t)
     void define_sharding(WorkerState&, Reader&, uint32_t)
+
+cdef extern from "worker/slots.h" namespace "dtorch" nogil:
     void free_slot(WorkerState&, uint32_t)
+
+cdef extern from "worker/values.h" namespace "dtorch" nogil:
     void upload(WorkerState&, const WorkerLink&, Reader&, uint32_t)
     void get_value(WorkerState&, const WorkerLink&, Reader&, uint32_t)
     void describe_slot(WorkerState&, const WorkerLink&, Reader&, uint32_t)
@@ -270,7 +276,7 @@ cdef extern from "capture/capture.h" namespace "dtorch" nogil:
     void set_executes_records(cbool)
 
 
-cdef extern from "worker/call.h" namespace "dtorch" nogil:
+cdef extern from "worker/values.h" namespace "dtorch" nogil:
     void c_live_memory "dtorch::live_memory"(const WorkerState&, int64_t* nbytes, int64_t* tensors)
 
 
