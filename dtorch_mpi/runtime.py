@@ -277,13 +277,11 @@ def init(workers=None, cohost=None, **settings):
     TypeError for a setting that does not exist.
     """
     global _current
+    given = {"workers": workers, "cohost": cohost, **settings}
+    given = {name: value for name, value in given.items() if value is not None}
     with _lock:
         if _current is not None:
-            if workers is not None and workers != _current.num_workers:
-                raise RuntimeError(
-                    f"dtorch_mpi runs already, with {_current.num_workers} workers, and {workers} "
-                    "were asked for: call dtorch_mpi.init() before the first use of the device"
-                )
+            _check_running(given)
             return
         if _forked:
             raise RuntimeError(
@@ -295,8 +293,6 @@ def init(workers=None, cohost=None, **settings):
                 "the program is ending and its dtorch workers have stopped: use the device before, "
                 "in an atexit function registered after dtorch_mpi was imported at the latest"
             )
-        given = {"workers": workers, "cohost": cohost, **settings}
-        given = {name: value for name, value in given.items() if value is not None}
         chosen = from_environment(**preset | given)
         configure(chosen.kernels)
         _core.capture_users_operators()  # those of libraries that were loaded by other ways
@@ -312,6 +308,23 @@ def init(workers=None, cohost=None, **settings):
         # Backward passes run on the calling thread: a hop to another one costs more than
         # capturing does.
         torch.autograd.set_multithreading_enabled(False)
+
+
+def _check_running(given):
+    from_environment(**given)  # raises for what is no setting
+    wanted = dict(given)
+    if "workers" in wanted and wanted.pop("workers") != _current.num_workers:
+        raise RuntimeError(
+            f"dtorch_mpi runs already, with {_current.num_workers} workers, and {given['workers']} "
+            "were asked for: call dtorch_mpi.init() before the first use of the device"
+        )
+    for name, value in wanted.items():
+        if (runs := getattr(_current.settings, name)) != value:
+            raise RuntimeError(
+                f"dtorch_mpi runs already, with {name}={runs!r}, and {value!r} was asked for: call "
+                "dtorch_mpi.init() before the first use of the device, or set dt.config where that "
+                "can change"
+            )
 
 
 def _start_threads(settings):
@@ -429,12 +442,20 @@ def register():
     for folder in LIBRARY_FOLDERS:
         _core.add_library_folder(folder)
 
+    def start(for_old_tensors):
+        if for_old_tensors and not (_forked or _over):
+            raise RuntimeError(
+                "this tensor belongs to dtorch workers that were shut down: make it again, or keep "
+                "its value with .cpu() before dtorch_mpi.shutdown()"
+            )
+        init()
+
     def measure():
         return memory_allocated(), max_memory_allocated()
 
     _core.register(
         read=tensor.read, describe=describe, shard=shard, elements=by_elements, sizes=sizes,
-        start=init, drain=check, synchronize=sync, measure=measure,
+        start=start, drain=check, synchronize=sync, measure=measure,
         reset_peak=reset_peak_memory_stats, arrived=loading.arrived,
     )
     # The CPU's: workers' kernels follow its lists. PyTorch's default for other devices is float16.

@@ -398,6 +398,18 @@ static thread_local bool executes_records = false;
 
 void set_executes_records(bool executes) { executes_records = executes; }
 
+static bool names_tensors(const Stack& stack, size_t num_arguments) {
+  return std::any_of(stack.end() - num_arguments, stack.end(), [](const c10::IValue& value) {
+    const auto is_ours = [](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
+    };
+    if (value.isTensor()) return is_ours(value.toTensor());
+    if (!value.isTensorList()) return false;
+    const auto list = value.toTensorVector();
+    return std::any_of(list.begin(), list.end(), is_ours);
+  });
+}
+
 void check_is_client() {
   TORCH_CHECK(C10_LIKELY(!executes_records), "a Python kernel used a tensor on the dtorch device: its "
               "arguments are plain tensors in the worker's memory, on x.device, and what it needs "
@@ -412,7 +424,8 @@ CaptureCounters& counters() {
 void capture(const c10::OperatorHandle& op, Stack* stack) {
   check_is_client();
   auto& queue = RecordQueue::get();
-  if (C10_UNLIKELY(!queue.is_open())) start_runtime();
+  // Without workers, a tensor on the device is one of workers that are gone.
+  if (C10_UNLIKELY(!queue.is_open())) start_runtime(names_tensors(*stack, op.schema().arguments().size()));
   queue.throttle();
   if (C10_UNLIKELY(client_timeline.is_on())) begin_issue();
   const uint32_t site = current_site();

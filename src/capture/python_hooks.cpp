@@ -250,9 +250,9 @@ void rethrow_interrupt() {
   }
 }
 
-void start_runtime() {
+void start_runtime(bool for_old_tensors) {
   py::gil_scoped_acquire gil;
-  call(python_hooks().start);
+  call(python_hooks().start, py::bool_(for_old_tensors));
 }
 
 void check_workers() {

@@ -44,7 +44,8 @@ std::optional<FamilyFormula> work_out_formula(const OperatorInfo& info, const c1
                                               const FamilyQuestion& question);
 // In a catch block: lets a Ctrl-C that came in a Python kernel go on to the user.
 void rethrow_interrupt();
-void start_runtime();
+// for_old_tensors: a call names tensors of workers that are gone, and can't be.
+void start_runtime(bool for_old_tensors = false);
 void check_workers();
 
 }  // namespace dtorch

@@ -49,6 +49,27 @@ def test_what_cannot_be():
     assert "workers" in dir(dt.config)
 
 
+def test_init_again_with_other_settings():
+    dt.init(workers=2, passes="none")
+    dt.init()
+    dt.init(passes="none")
+    with pytest.raises(RuntimeError, match="runs already, with passes='none', and 'all' was"):
+        dt.init(passes="all")
+    with pytest.raises(TypeError, match="got the settings"):
+        dt.init(pases="all")
+
+
+def test_a_tensor_of_workers_that_are_gone_starts_no_others():
+    x = torch.ones(2, device="dtorch")
+    dt.shutdown()
+    for use in (lambda: x.sum(), lambda: torch.cat([x, x]), lambda: x.add_(1)):
+        with pytest.raises(RuntimeError, match="shut down"):
+            use()
+    assert not dt.is_initialized()
+    dt.init(workers=2)
+    assert dt.num_workers() == 2
+
+
 @pytest.mark.parametrize(("streams", "is_first"), [("one", True), ("communication", False)])
 def test_streams(streams, is_first):
     dt.init(workers=2, streams=streams, collective_delay_us=300_000)
