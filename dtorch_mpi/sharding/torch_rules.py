@@ -1,8 +1,8 @@
 """The rules that come with PyTorch's DTensor.
 
 The only module that touches them: they are private. Tested with torch 2.13; operator by operator
-(tests/sharding) with 2.11, whose rules are mostly for the whole mesh, and in part with 2.14, whose
-are mostly for one axis. Nothing here makes a process group, and no rank's own sizes are asked for.
+(tests/sharding) with 2.11, whose rules are mostly for the whole mesh, and 2.14, whose are mostly
+for one axis. Nothing here makes a process group, and no rank's own sizes are asked for.
 """
 
 from collections.abc import Callable

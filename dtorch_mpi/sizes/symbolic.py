@@ -1,7 +1,7 @@
 """Running an operator on sizes that are symbols, by PyTorch's own symbolic shapes.
 
 The only module that touches torch.fx.experimental.symbolic_shapes and torch._subclasses, which are
-private. Tested with torch 2.13.0.
+private. Tested with torch 2.13.0, and by tests/device with 2.14.1.
 """
 
 import logging
