@@ -29,8 +29,12 @@ class VoidFuture:
         """Wait at most `timeout_ms` milliseconds for the value and return it.
 
         Raises TimeoutError if it is not there by then; it can still be had later. Raises
-        WorkerError if what it depends on failed.
+        WorkerError if what it depends on failed, and TypeError for a time that is no number.
         """
+        if not isinstance(timeout_ms, (int, float)):
+            raise TypeError(
+                f"wait() got {timeout_ms!r}: expected milliseconds; get() waits as long as it takes"
+            )
         until = time.monotonic() + timeout_ms / 1e3
         while (replies := self._replies) is not None:
             left = until - time.monotonic()
