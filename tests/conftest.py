@@ -3,7 +3,10 @@
 Unless told, it refuses root and more ranks than cores, and pins each rank to a core.
 """
 
+import getpass
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,10 @@ os.environ |= {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }  # fmt: skip
+# Kernels compiled for tests stay apart from the user's, and make haste.
+_folder = Path(tempfile.gettempdir()) / f"dtorch_mpi-tests-{getpass.getuser()}"
+os.environ.setdefault("DTORCH_CACHE", str(_folder))
+os.environ.setdefault("DTORCH_COMPILE_NICE", "0")
 
 
 @pytest.fixture
