@@ -44,7 +44,7 @@ class Planner:
         """
         until = time.monotonic() + seconds
         self._idle.clear()
-        while not self._idle.wait(0.01) or kernels and self._waiting:
+        while kernels and self._waiting or not self._idle.wait(0.01):
             if time.monotonic() > until:
                 raise TimeoutError(f"the planner was not done within {seconds} s")
             time.sleep(0.01)
@@ -71,6 +71,7 @@ class Planner:
         for waiting in self._waiting:
             number, records, texts = waiting
             if self.kernels.are_settled(texts):
+                self._idle.clear()
                 self._waiting.remove(waiting)
                 if any(map(self.kernels.are_there, texts)):
                     self._rewrite(number, records)

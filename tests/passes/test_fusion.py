@@ -50,6 +50,18 @@ def test_what_others_read_or_outlives_the_window_is_kept():
     assert count(stages["fusion"], "aten::where.self") == 0
 
 
+def test_functions_that_are_mkl_s():
+    def program(device, step):
+        x = torch.linspace(-3, 3, 200_003).to(device)
+        y = torch.tanh(x.abs().sqrt() * (1 + step)) + torch.exp(x * 0.5)
+        return y, torch.log(y.erf() + 1.5) / 3
+
+    stages, _ = rewritten(program, kernels=True)
+    assert count(stages["fusion"], "dtorch::fused") == 1
+    assert count(stages["fusion"], "aten::exp") == 0
+    assert dt.debug.counters()["failed_kernels"] == 0
+
+
 @pytest.mark.parametrize("why", ["small", "other strides", "written between", "judges its values",
                                  "alone", "other shapes"])  # fmt: skip
 def test_what_stays_as_it_is(why):

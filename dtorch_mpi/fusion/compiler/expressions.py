@@ -3,8 +3,8 @@
 A table of formulas rather than the operators' own names, because numbers are inputs here (0-dim
 tensors of the dtype that the operator computes in) where PyTorch's operators take Python numbers,
 and since each formula rounds as ATen's own CPU kernel does, so that a fused kernel gives the same
-bits. What ATen leaves to MKL or oneDNN on a CPU (exp, log, sin, erf, tanh, sqrt, gelu) is missing
-for that reason.
+bits. What ATen leaves to MKL on a CPU (exp, log, tanh, sqrt, ...) is left to it here too: see
+stages.py. gelu is missing, since it goes to oneDNN.
 
 No import of dtorch_mpi: the compile process runs this without it.
 """
@@ -66,6 +66,20 @@ EXPRESSIONS = {
     "aten::square": Expression(lambda x: x * x, NUMBERS),
     "aten::reciprocal": Expression(torch.reciprocal),
     "aten::rsqrt": Expression(torch.rsqrt),
+    "aten::exp": Expression(torch.exp),
+    "aten::log": Expression(torch.log),
+    "aten::log2": Expression(torch.log2),
+    "aten::log10": Expression(torch.log10),
+    "aten::sqrt": Expression(torch.sqrt),
+    "aten::sin": Expression(torch.sin),
+    "aten::cos": Expression(torch.cos),
+    "aten::tan": Expression(torch.tan),
+    "aten::asin": Expression(torch.asin),
+    "aten::acos": Expression(torch.acos),
+    "aten::atan": Expression(torch.atan),
+    "aten::tanh": Expression(torch.tanh),
+    "aten::erf": Expression(torch.erf),
+    "aten::erfc": Expression(torch.erfc),
     "aten::exp2": Expression(torch.exp2),
     "aten::ceil": Expression(torch.ceil),
     "aten::floor": Expression(torch.floor),

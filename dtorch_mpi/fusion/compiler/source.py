@@ -6,6 +6,7 @@ import re
 import torch
 import torch._inductor.config as config
 from expressions import EXPRESSIONS, evaluate
+from stages import VECTOR_FUNCTIONS, dtypes_of_nodes, split
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
@@ -17,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 # As wide as the vectors of ATen's kernels, so that what is left over at the end is the same.
 VECTOR_BITS = {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
 
+BLOCK = 1024  # elements that go through all stages before the next
 INTERLEAVED = 4  # vectors, and more than there are registers for bring little
 
 config.cpp.threads = 1  # the caller cuts the range
@@ -150,29 +152,99 @@ def _interleaved(source):
     return "\n".join([head, "{", loop, *body, "}", "}"])
 
 
-def written(spec):
-    """C++ of a fused kernel: `extern "C" void dtorch_fused(void** pointers, begin, end)`.
+def _stage(spec, name):
+    """C++ of `static void name(void** pointers, begin, end)` for a part without MKL's functions.
 
     ATen's loops take two vectors at a time and work out the rest of a range one by one, where a
     function of the C library may round otherwise; so does this.
     """
     if VECTOR_BITS is None or spec["computes_in"] is None:
-        parts = [_function(spec, VECTOR_BITS, "whole")]
-        body = ["  whole(pointers, begin, end);"]
+        parts = [_function(spec, VECTOR_BITS, f"{name}_whole")]
+        body = [f"  {name}_whole(pointers, begin, end);"]
     else:
-        parts = [_function(spec, VECTOR_BITS, "in_vectors"), _function(spec, 1, "one_by_one")]
+        parts = [_function(spec, VECTOR_BITS, f"{name}_in_vectors"),
+                 _function(spec, 1, f"{name}_one_by_one")]  # fmt: skip
         step = 2 * VECTOR_BITS // 8 // getattr(torch, spec["computes_in"]).itemsize
         body = [f"  const int64_t middle = begin + (end - begin) / {step} * {step};"]
         try:
-            parts.append(_function(spec, VECTOR_BITS, "interleaved", _interleaved))
+            parts.append(_function(spec, VECTOR_BITS, f"{name}_interleaved", _interleaved))
         except NotALoopError:
             pass
         else:
             step *= INTERLEAVED
             body += [f"  const int64_t most = begin + (end - begin) / {step} * {step};",
-                     "  if (begin < most) interleaved(pointers, begin, most);",
+                     f"  if (begin < most) {name}_interleaved(pointers, begin, most);",
                      "  begin = most;"]  # fmt: skip
-        body += ["  if (begin < middle) in_vectors(pointers, begin, middle);",
-                 "  if (middle < end) one_by_one(pointers, middle, end);"]  # fmt: skip
-    head = 'extern "C" void dtorch_fused(void** pointers, int64_t begin, int64_t end) {'
+        body += [f"  if (begin < middle) {name}_in_vectors(pointers, begin, middle);",
+                 f"  if (middle < end) {name}_one_by_one(pointers, middle, end);"]  # fmt: skip
+    head = f"static void {name}(void** pointers, int64_t begin, int64_t end) {{"
     return "\n".join([*parts, head, *body, "}", ""])
+
+
+def written(spec):
+    """C++ of a fused kernel: `extern "C" void dtorch_fused(void** pointers, begin, end)`.
+
+    pointers: to inputs, numbers, then outputs.
+    """
+    stages = split(spec)
+    head = 'extern "C" void dtorch_fused(void** pointers, int64_t begin, int64_t end) {'
+    if len(stages) == 1 and not stages[0].functions:
+        return "\n".join([_stage(spec, "all"), head, "  all(pointers, begin, end);", "}", ""])
+    block = _Block(spec)
+    parts, body = [], []
+    for number, stage in enumerate(stages):
+        if stage.spec is not None:
+            parts.append(_stage(stage.spec, f"stage_{number}"))
+            given = ", ".join(map(block.pointer, (*stage.reads, *stage.writes)))
+            body += [f"    void* given_{number}[] = {{{given}}};",
+                     f"    stage_{number}(given_{number}, 0, count);"]  # fmt: skip
+        body += [block.call(node, source) for node, source in stage.functions]
+    loop = f"  for (int64_t at = begin; at < end; at += {BLOCK}) {{"
+    count = f"    const int64_t count = std::min<int64_t>({BLOCK}, end - at);"
+    return "\n".join([*block.declarations, *parts, head, *block.buffers, loop, count, *body, "  }",
+                      "}", ""])  # fmt: skip
+
+
+class _Block:
+    """Names of what a block of elements is read from and written to."""
+
+    # VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE of mkl_vml_defines.h, as ATen calls them.
+    MODE = "0x140102"
+
+    def __init__(self, spec):
+        self._spec = spec
+        self._dtypes = dtypes_of_nodes(spec)
+        self.declarations, self.buffers = [], []
+        self._known = {}
+
+    def pointer(self, place):
+        kind, at = place
+        offset = len(self._spec["inputs"])
+        if kind == "input":
+            dtype, long = self._spec["inputs"][at]
+            return self._moved(at, dtype) if long else f"pointers[{at}]"
+        if kind == "number":
+            return f"pointers[{offset + at}]"
+        if at in self._spec["outputs"]:
+            offset += len(self._spec["numbers"])
+            return self._moved(offset + self._spec["outputs"].index(at), self._dtypes[at])
+        if at not in self._known:
+            self._known[at] = f"kept_{at}"
+            size = getattr(torch, self._dtypes[at]).itemsize
+            self.buffers.append(f"  alignas(64) char kept_{at}[{BLOCK * size}];")
+        return self._known[at]
+
+    @staticmethod
+    def _moved(at, dtype):
+        return f"static_cast<char*>(pointers[{at}]) + at * {getattr(torch, dtype).itemsize}"
+
+    def call(self, node, source):
+        """A call of one of MKL's functions."""
+        dtype = self._dtypes[node]
+        letter, kind = {"float32": ("s", "float"), "float64": ("d", "double")}[dtype]
+        function = f"vm{letter}{VECTOR_FUNCTIONS[self._spec['nodes'][node][0]]}"
+        declared = f'extern "C" void {function}(int, const {kind}*, {kind}*, long long);'
+        if declared not in self.declarations:
+            self.declarations.append(declared)
+        return (f"    {function}(count, reinterpret_cast<const {kind}*>({self.pointer(source)}), "
+                f"reinterpret_cast<{kind}*>({self.pointer(['node', node])}), {self.MODE});")

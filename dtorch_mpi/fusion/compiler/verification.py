@@ -23,7 +23,7 @@ def _tensor(dtype, length, random):
     return torch.where(torch.rand(length, generator=random) < 0.15, chosen, made)
 
 
-def _call(name, arguments):
+def called(name, arguments):
     """The operator itself, on Python numbers where its schema has them."""
     packet, _, overload = name.removeprefix("aten::").partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -58,7 +58,7 @@ def verify(spec, path):
         for place, dtype in enumerate(spec["numbers"]):
             number = NUMBERS[(3 * case + place) % len(NUMBERS)]
             numbers.append(int(10 * number) if dtype == "int64" else number)
-        expected = evaluate(spec, inputs, numbers, _call)
+        expected = evaluate(spec, inputs, numbers, called)
         found = [torch.empty_like(tensor) for tensor in expected]
         read = [torch.tensor(number, dtype=getattr(torch, dtype))
                 for number, dtype in zip(numbers, spec["numbers"], strict=True)]  # fmt: skip
