@@ -13,7 +13,8 @@ def counters():
     live_slots: tensors alive. batches, bytes_sent: to each worker. windows: stretches of the
     program. plans: of those that came again, told to the workers. replays: windows that a plan ran
     from beginning to end; replayed_records: of those and of parts. departures: from a plan before
-    its end.
+    its end. fused_kernels: that all workers have; failed_kernels: that were given up, so that
+    operators run one by one.
     """
     from .runtime import current
     from .sharding.hook import decision_count
@@ -26,6 +27,8 @@ def counters():
         numbers["bytes_sent"] = running.controller.bytes_sent
         numbers |= running.controller.trace_counters()
         numbers["sends"] = running.num_sends
+        if running.planner is not None:
+            numbers["fused_kernels"], numbers["failed_kernels"] = running.planner.kernels.counts()
     return numbers
 
 

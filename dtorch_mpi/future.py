@@ -58,6 +58,16 @@ class VoidFuture:
                 self._runtime.check()
         return self._result()
 
+    def value_in_background(self):
+        """The value of a future that is ready; None if a failure came with it, which the program
+        is told at its next sync. For the library's own threads.
+        """
+        replies, self._replies = self._replies, None
+        parts = replies.parts()
+        failures = [failure for _, failure in parts if failure is not None]
+        self._runtime.put_back(failures)
+        return self._assemble([value for value, _ in parts]) if not failures else None
+
     def __await__(self):
         while not self.is_ready():
             yield from _Poller.of(asyncio.get_running_loop()).ready(self).__await__()

@@ -11,6 +11,7 @@ import torch
 from . import _controller, _core, _transport, _worker
 from .call_sites import LIBRARY_FOLDERS
 from .errors import WorkerError
+from .fusion import kernels as fused_kernels
 from .kernels.alternatives import configure
 from .settings import from_environment, preset
 
@@ -52,9 +53,10 @@ class Runtime:
         _core.open_queue(self.settings.max_records, self.settings.max_bytes)
         self._thread.start()
         if self.settings.traces:
+            from .fusion.agreement import AgreedKernels
             from .passes.planner import Planner
 
-            self.planner = Planner(self.controller, self.settings.passes)
+            self.planner = Planner(self.controller, self.settings.passes, AgreedKernels(self))
 
     @property
     def local_workers(self):
@@ -110,6 +112,10 @@ class Runtime:
         """Look after the answers of a future that was dropped: a failure must not get lost."""
         if not self.closed:
             self._unread.append(replies)
+
+    def put_back(self, failures):
+        """Keep failures that came with an answer for somebody else than the program."""
+        self._unread_failures.extend(failures)
 
     def _look_at_unread(self):
         while self._unread and self._unread[0].poll():
@@ -295,6 +301,7 @@ def init(workers=None, cohost=None, **settings):
             )
         chosen = from_environment(**preset | given)
         configure(chosen.kernels)
+        fused_kernels.configure(chosen)
         _core.capture_users_operators()  # those of libraries that were loaded by other ways
         from .launch.environment import detect
 
@@ -383,6 +390,8 @@ def shutdown():
     with _lock:
         if _current is None:
             return
+        if _current.planner is not None:
+            _current.planner.stop()  # it may issue something, which must not start workers anew
         running, _current = _current, None
         failures = running.close()
         from .mesh import forget_all

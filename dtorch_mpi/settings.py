@@ -25,6 +25,11 @@ class Settings:
     """Whether what the program does again is replayed by the workers."""
     passes: str = "all"
     """Which passes rewrite it: all, none, or names with commas between."""
+    cache: str = ""
+    """Where compiled kernels are kept, by what they do and for which machine; several jobs may
+    share it. Empty: dtorch_mpi in XDG_CACHE_HOME, else in ~/.cache."""
+    compile_nice: int = 5
+    """How much the process that compiles kernels yields to others: 0 to 19, as in nice(1)."""
     kernels: str = ""
     """Python kernels that stand in for PyTorch's operators: names with commas between."""
     streams: str = "communication"

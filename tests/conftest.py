@@ -4,7 +4,10 @@ Unless told, it refuses root and more ranks than cores, and pins each rank to a 
 shared memory makes it ask UCX too, which complains on stderr where it finds no network of its own.
 """
 
+import getpass
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,10 @@ os.environ |= {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_osc": "^ucx",
 }  # fmt: skip
+# Kernels compiled for tests stay apart from the user's, and make haste.
+_folder = Path(tempfile.gettempdir()) / f"dtorch_mpi-tests-{getpass.getuser()}"
+os.environ.setdefault("DTORCH_CACHE", str(_folder))
+os.environ.setdefault("DTORCH_COMPILE_NICE", "0")
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ from . import (  # noqa: E402, F401, I001 -- in this order
     common_subexpressions,
     redundant_collectives,
     dead_nodes,
+    fusion,
     memory_reuse,
     early_collectives,
 )

@@ -121,6 +121,7 @@ class Graph:
         self.values = values
         self.program = tuple(nodes)  # as the user wrote it
         self.early_starts = []  # [(node, redistributions)]: see start_early
+        self.kernels = None  # who has fused kernels made (fusion/agreement.py), if anybody has
         self._spans = []
 
     def new_value(self, like):
@@ -155,6 +156,11 @@ class Graph:
     def move_before(self, node, other):
         self.nodes.remove(node)
         self.nodes.insert(self.nodes.index(other), node)
+        self.keep_together(node, other)
+
+    def move_after(self, node, other):
+        self.nodes.remove(node)
+        self.nodes.insert(self.nodes.index(other) + 1, node)
         self.keep_together(node, other)
 
     def start_early(self, before, *redistributions):

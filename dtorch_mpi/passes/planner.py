@@ -9,6 +9,7 @@ from collections import deque
 from . import chosen
 from .records import decode, encode
 
+MOST_WAITING = 64  # windows that kernels are being made for
 KEPT = 16  # windows that dt.debug.graph() can show
 
 
@@ -18,9 +19,11 @@ class Planner:
     It takes the GIL for moments only: the client wants it most of the time.
     """
 
-    def __init__(self, controller, passes):
+    def __init__(self, controller, passes, kernels):
         self._controller = controller
         self.passes = passes
+        self.kernels = kernels  # fused ones, which windows wait for
+        self._waiting = deque(maxlen=MOST_WAITING)  # (plan, its records, kernels)
         self.history = deque(maxlen=KEPT)  # (plan, [(pass, text, dot)])
         self._stopping = threading.Event()
         self._idle = threading.Event()
@@ -31,33 +34,56 @@ class Planner:
         """End the thread; returns whether it has ended within the time: a pass may take its own."""
         self._stopping.set()
         self._thread.join(seconds)
+        self.kernels.stop()
         return not self._thread.is_alive()
 
-    def wait(self, seconds=10.0):
-        """Wait until every window that has come so far is rewritten; for tests and benchmarks."""
+    def wait(self, seconds=10.0, kernels=False):
+        """Wait until every window that has come so far is rewritten; for tests and benchmarks.
+
+        kernels: with those that are still compiled, as far as they can be had.
+        """
         until = time.monotonic() + seconds
         self._idle.clear()
-        while not self._idle.wait(0.01):
+        while kernels and self._waiting or not self._idle.wait(0.01):
             if time.monotonic() > until:
                 raise TimeoutError(f"the planner was not done within {seconds} s")
+            time.sleep(0.01)
 
     def _run(self):
         while not self._stopping.is_set():
             found = self._controller.new_plan(20_000)
-            if found is None:
-                self._idle.set()
-                continue
             try:
-                self._rewrite(*found)
+                if found is not None:
+                    self._rewrite(*found)
+                elif not self._rewrite_waiting():
+                    self._idle.set()
             except Exception:  # the window runs as the program wrote it
+                if self._stopping.is_set():
+                    return
                 text = "a window could not be rewritten, and runs as it is:\n"
                 warnings.warn(text + traceback.format_exc(), RuntimeWarning, stacklevel=1)
+
+    def _rewrite_waiting(self):
+        """Rewrite a window again that kernels have been made for; False if there is none."""
+        if not self._waiting:
+            return False
+        self.kernels.look()
+        for waiting in self._waiting:
+            number, records, texts = waiting
+            if self.kernels.are_settled(texts):
+                self._idle.clear()
+                self._waiting.remove(waiting)
+                if any(map(self.kernels.are_there, texts)):
+                    self._rewrite(number, records)
+                return True
+        return False
 
     def _rewrite(self, number, records):
         passes = chosen(self.passes)
         if not passes:
             return
         graph = decode(number, records)
+        graph.kernels = self.kernels
         stages = [("program", graph.snapshot())]
         for name, function in passes.items():
             time.sleep(0.0005)
@@ -68,3 +94,5 @@ class Planner:
         self.history.append((number, stages))
         if (rewritten := encode(graph)) is not None:
             self._controller.rewrite(number, *rewritten)
+        if texts := self.kernels.take_asked():
+            self._waiting.append((number, records, texts))

@@ -328,6 +328,34 @@ def clear_timeline():
     required_worker().timeline.clear()
 
 
+cdef extern from "worker/fused.h" namespace "dtorch":
+    cppclass ScalarType "c10::ScalarType":
+        pass
+    cppclass FusedKernel:
+        vector[ScalarType] inputs, numbers, outputs
+        vector[cbool] is_long
+    void c_load_fused_kernel "dtorch::load_fused_kernel"(
+        int64_t, const string&, FusedKernel) except +
+
+
+def load_fused_kernel(int64_t number, str path, inputs, numbers, outputs):
+    """Make a kernel known to the operator dtorch::fused.
+
+    path: of its library. inputs: (number of the dtype, whether it is as long as the outputs) of
+    each. numbers, outputs: numbers of dtypes. Raises RuntimeError for a library that can't be
+    loaded.
+    """
+    cdef FusedKernel kernel
+    for dtype, is_long in inputs:
+        kernel.inputs.push_back(<ScalarType><int>dtype)
+        kernel.is_long.push_back(is_long)
+    for dtype in numbers:
+        kernel.numbers.push_back(<ScalarType><int>dtype)
+    for dtype in outputs:
+        kernel.outputs.push_back(<ScalarType><int>dtype)
+    c_load_fused_kernel(number, path.encode(), kernel)
+
+
 def stage_times():
     """(seconds busy, seconds idle) of the worker of this thread since its start."""
     cdef WorkerState* state = required_worker()

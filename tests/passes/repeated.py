@@ -9,13 +9,13 @@ TIMES = 7
 REWRITTEN = TIMES - 2
 
 
-def settle():
-    """Wait until each window that has come twice is rewritten."""
+def settle(kernels=False):
+    """Wait until each window that has come twice is rewritten, with compiled kernels if asked."""
     dt.sync()
-    dt.runtime.current().planner.wait()
+    dt.runtime.current().planner.wait(100 if kernels else 10, kernels=kernels)
 
 
-def rewritten(program):
+def rewritten(program, kernels=False):
     """Run `program(device, step)` as often as it takes, and compare each result with plain
     PyTorch's, bit for bit.
 
@@ -24,7 +24,7 @@ def rewritten(program):
     """
     for step in range(TIMES):
         if step == REWRITTEN:
-            settle()
+            settle(kernels)
         dt.sync()
         before = dt.debug.counters()
         found, expected = program("dtorch", step), program("cpu", step)

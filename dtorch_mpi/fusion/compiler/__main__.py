@@ -1,0 +1,60 @@
+"""The compile process: `python <this folder> <niceness>`; see dtorch_mpi/fusion/compile_process.py.
+
+Each line of standard input is {"path": where the kernel belongs, "spec": what it does}; each line
+of standard output is [path, what went wrong or ""]. Ends when the input does, in the middle of a
+compilation too: whoever asked is gone.
+"""
+
+import fcntl
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+
+def _read(requests):
+    for line in sys.stdin:
+        requests.put(json.loads(line))
+    os.killpg(0, signal.SIGKILL)
+
+
+def _make(path, spec):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # One of all processes that ask for the same kernel compiles it.
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            from library import build
+            from source import VECTOR_BITS, written
+            from verification import verify
+
+            try:
+                build(written(spec), path, VECTOR_BITS, partial(verify, spec))
+            except ValueError as error:
+                # It would be so the next time too.
+                path.with_suffix(".refused").write_text(f"{error}\n")
+                raise
+
+
+def main():
+    os.nice(int(sys.argv[1]))
+    requests = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing else must come among the answers
+    while True:
+        request = requests.get()
+        try:
+            _make(**request)
+            wrong = ""
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {error}"
+        print(json.dumps([request["path"], wrong]), file=answers, flush=True)
+
+
+main()

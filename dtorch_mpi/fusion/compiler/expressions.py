@@ -1,0 +1,137 @@
+"""What fused kernels are made of: each operator as inductor is to compile it.
+
+A table of formulas rather than the operators' own names, because numbers are inputs here (0-dim
+tensors of the dtype that the operator computes in) where PyTorch's operators take Python numbers,
+and since each formula rounds as ATen's own CPU kernel does, so that a fused kernel gives the same
+bits. What ATen leaves to MKL on a CPU (exp, log, tanh, sqrt, ...) is left to it here too: see
+stages.py. gelu is missing, since it goes to oneDNN.
+
+No import of dtorch_mpi: the compile process runs this without it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+aten = torch.ops.aten
+
+FLOATS = (torch.float32, torch.float64)
+NUMBERS = (*FLOATS, torch.int64)
+ALL = (*NUMBERS, torch.bool)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """formula: of an operator's arguments in the order of its schema, None for those left out.
+
+    dtypes: of its arguments, all of one; numbers become of it too. masks: arguments that are masks
+    (bool) in any case. result: dtype of the result, None for the arguments' own.
+    """
+
+    formula: object
+    dtypes: tuple = FLOATS
+    masks: tuple = ()
+    result: torch.dtype | None = None
+
+
+def multiply_add(a, b, c):
+    """a * b + c; of floats, with one rounding."""
+    if not c.dtype.is_floating_point:
+        return a * b + c
+    return torch.ops.dtorch_fusion.multiply_add(a, b, c)
+
+
+def _clamp(x, low, high):
+    x = x if low is None else torch.maximum(x, low)
+    return x if high is None else torch.minimum(x, high)
+
+
+def _silu_backward(g, x):
+    y = torch.sigmoid(x)
+    return g * y * multiply_add(x, 1 - y, torch.ones_like(x))
+
+
+EXPRESSIONS = {
+    "aten::add.Tensor": Expression(lambda x, y, k: multiply_add(y, k, x), NUMBERS),
+    "aten::sub.Tensor": Expression(lambda x, y, k: multiply_add(y, -k, x), NUMBERS),
+    "aten::rsub.Scalar": Expression(lambda x, y, k: multiply_add(x, -k, y), NUMBERS),
+    "aten::mul.Tensor": Expression(lambda x, y: x * y, NUMBERS),
+    "aten::div.Tensor": Expression(lambda x, y: x / y),
+    "aten::addcmul": Expression(lambda x, a, b, k: multiply_add(k * a, b, x)),
+    "aten::addcdiv": Expression(lambda x, a, b, k: x + k * a / b),
+    "aten::neg": Expression(torch.neg, NUMBERS),
+    "aten::abs": Expression(torch.abs, NUMBERS),
+    "aten::sign": Expression(torch.sign, NUMBERS),
+    "aten::sgn": Expression(torch.sgn),
+    "aten::square": Expression(lambda x: x * x, NUMBERS),
+    "aten::reciprocal": Expression(torch.reciprocal),
+    "aten::rsqrt": Expression(torch.rsqrt),
+    "aten::exp": Expression(torch.exp),
+    "aten::log": Expression(torch.log),
+    "aten::log2": Expression(torch.log2),
+    "aten::log10": Expression(torch.log10),
+    "aten::sqrt": Expression(torch.sqrt),
+    "aten::sin": Expression(torch.sin),
+    "aten::cos": Expression(torch.cos),
+    "aten::tan": Expression(torch.tan),
+    "aten::asin": Expression(torch.asin),
+    "aten::acos": Expression(torch.acos),
+    "aten::atan": Expression(torch.atan),
+    "aten::tanh": Expression(torch.tanh),
+    "aten::erf": Expression(torch.erf),
+    "aten::erfc": Expression(torch.erfc),
+    "aten::exp2": Expression(torch.exp2),
+    "aten::ceil": Expression(torch.ceil),
+    "aten::floor": Expression(torch.floor),
+    "aten::round": Expression(torch.round),
+    "aten::trunc": Expression(torch.trunc),
+    "aten::relu": Expression(torch.relu, NUMBERS),
+    "aten::sigmoid": Expression(torch.sigmoid),
+    "aten::silu": Expression(aten.silu),
+    "aten::leaky_relu": Expression(lambda x, k: torch.where(x > 0, x, x * k)),
+    "aten::hardtanh": Expression(_clamp),
+    "aten::maximum": Expression(torch.maximum, NUMBERS),
+    "aten::minimum": Expression(torch.minimum, NUMBERS),
+    "aten::clamp": Expression(_clamp, NUMBERS),
+    "aten::clamp_min": Expression(torch.maximum, NUMBERS),
+    "aten::clamp_max": Expression(torch.minimum, NUMBERS),
+    "aten::sigmoid_backward": Expression(lambda g, y: g * (1 - y) * y),
+    "aten::tanh_backward": Expression(
+        lambda g, y: g * multiply_add(-y, y, torch.ones_like(y))
+    ),
+    "aten::silu_backward": Expression(_silu_backward),
+    "aten::threshold_backward": Expression(
+        lambda g, x, t: torch.where(x <= t, torch.zeros_like(g), g)
+    ),
+    "aten::where.self": Expression(torch.where, NUMBERS, masks=(0,)),
+    "aten::masked_fill.Scalar": Expression(
+        lambda x, mask, value: torch.where(mask, value, x), NUMBERS, masks=(1,)
+    ),
+    "aten::logical_not": Expression(torch.logical_not, ALL, result=torch.bool),
+    "aten::logical_and": Expression(torch.logical_and, ALL, result=torch.bool),
+    "aten::logical_or": Expression(torch.logical_or, ALL, result=torch.bool),
+    "aten::bitwise_not": Expression(torch.bitwise_not, (torch.int64, torch.bool)),
+    "aten::bitwise_and.Tensor": Expression(torch.bitwise_and, (torch.int64, torch.bool)),
+    "aten::bitwise_or.Tensor": Expression(torch.bitwise_or, (torch.int64, torch.bool)),
+}
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    for _overload in ("Scalar", "Tensor"):
+        EXPRESSIONS[f"aten::{_name}.{_overload}"] = Expression(
+            getattr(torch, _name), NUMBERS, result=torch.bool
+        )
+
+
+def evaluate(spec, inputs, numbers, call):
+    """The outputs of a fused kernel, by its description (see dtorch_mpi/fusion/spec.py).
+
+    call: what to do for an operator, `call(name, arguments)`.
+    """
+    made = []
+    sources = {"input": inputs, "number": numbers, "node": made}
+
+    def of(argument):
+        return sources[argument[0]][argument[1]] if isinstance(argument, list) else argument
+
+    for name, arguments in spec["nodes"]:
+        made.append(call(name, list(map(of, arguments))))
+    return [made[node] for node in spec["outputs"]]

@@ -1,0 +1,106 @@
+"""Cuts a fused kernel where ATen calls MKL's vector functions: these take arrays, not vectors.
+
+Between them lie stages that inductor compiles. All run over one block of elements after the other,
+and what passes from one to the next stays in the cache.
+"""
+
+import torch
+from expressions import evaluate
+from verification import called
+
+# As ATen's vml.h has them.
+VECTOR_FUNCTIONS = {
+    "aten::exp": "Exp", "aten::log": "Ln", "aten::log2": "Log2", "aten::log10": "Log10",
+    "aten::sqrt": "Sqrt", "aten::sin": "Sin", "aten::cos": "Cos", "aten::tan": "Tan",
+    "aten::asin": "Asin", "aten::acos": "Acos", "aten::atan": "Atan", "aten::tanh": "Tanh",
+    "aten::erf": "Erf", "aten::erfc": "Erfc",
+}  # fmt: skip
+
+
+def is_vector_function(name):
+    return name in VECTOR_FUNCTIONS and torch.backends.mkl.is_available()
+
+
+def dtypes_of_nodes(spec):
+    """The dtype of each node's result, by name."""
+    inputs = [torch.ones((2,) if long else (), dtype=getattr(torch, dtype))
+              for dtype, long in spec["inputs"]]  # fmt: skip
+    numbers = [1 for _ in spec["numbers"]]
+    everything = spec | {"outputs": range(len(spec["nodes"]))}
+    made = evaluate(everything, inputs, numbers, called)
+    return [str(tensor.dtype).removeprefix("torch.") for tensor in made]
+
+
+def _levels(spec):
+    """How many of MKL's functions lie before each node, on the way with the most."""
+    levels = []
+    for _, arguments in spec["nodes"]:
+        before = [0]
+        for argument in arguments:
+            if isinstance(argument, list) and argument[0] == "node":
+                behind = is_vector_function(spec["nodes"][argument[1]][0])
+                before.append(levels[argument[1]] + behind)
+        levels.append(max(before))
+    return levels
+
+
+class Stage:
+    """spec: of the part that inductor compiles, None if there is none.
+
+    reads, writes: where its inputs, numbers, outputs are: ["input", i], ["number", i],
+    ["node", i]. functions: [(node, where it reads)], MKL's, called after it.
+    """
+
+    def __init__(self, spec, reads, writes, functions):
+        self.spec, self.reads, self.writes = spec, reads, writes
+        self.functions = functions
+
+
+def split(spec):
+    """The stages of a kernel, in order."""
+    levels = _levels(spec)
+    vector = [is_vector_function(name) for name, _ in spec["nodes"]]
+    dtypes = dtypes_of_nodes(spec)
+    needed = set(spec["outputs"])  # outside of the stage that makes it
+    for node, (_, arguments) in enumerate(spec["nodes"]):
+        for argument in arguments:
+            if isinstance(argument, list) and argument[0] == "node" and (
+                vector[node] or vector[argument[1]] or levels[argument[1]] != levels[node]
+            ):
+                needed.add(argument[1])
+    stages = []
+    for level in range(max(levels) + 1):
+        own = [n for n in range(len(levels)) if levels[n] == level and not vector[n]]
+        functions = [(n, spec["nodes"][n][1][0]) for n in range(len(levels))
+                     if levels[n] == level and vector[n]]  # fmt: skip
+        stages.append(_stage(spec, own, [n for n in own if n in needed], functions, dtypes))
+    return stages
+
+
+def _stage(spec, own, writes, functions, dtypes):
+    if not own:
+        return Stage(None, [], [], functions)
+    places = {node: at for at, node in enumerate(own)}
+    inputs, numbers = {}, {}  # where it is -> which of the stage's it is
+
+    def of(argument):
+        if not isinstance(argument, list):
+            return argument
+        kind, at = argument
+        if kind == "node" and at in places:
+            return ["node", places[at]]
+        if kind == "number":
+            return ["number", numbers.setdefault(("number", at), len(numbers))]
+        return ["input", inputs.setdefault((kind, at), len(inputs))]
+
+    nodes = [[spec["nodes"][node][0], list(map(of, spec["nodes"][node][1]))] for node in own]
+    part = {
+        "inputs": [spec["inputs"][at] if kind == "input" else [dtypes[at], True]
+                   for kind, at in inputs],
+        "numbers": [spec["numbers"][at] for _, at in numbers],
+        "nodes": nodes,
+        "outputs": [places[node] for node in writes],
+        "computes_in": spec["computes_in"],
+    }  # fmt: skip
+    reads = [list(place) for place in (*inputs, *numbers)]
+    return Stage(part, reads, [["node", node] for node in writes], functions)

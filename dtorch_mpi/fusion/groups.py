@@ -1,0 +1,264 @@
+"""Which operators of a window can run as one kernel."""
+
+import math
+from dataclasses import dataclass
+
+from ..passes.facts import is_pure
+from ..passes.graph import Node, Value
+from ..passes.records import Scalars, ScalarTensor
+from .compiler.expressions import EXPRESSIONS
+from .spec import name_of
+
+# Of a tensor over all workers: less is over before it matters.
+LEAST_ELEMENTS = 1 << 14
+MOST_NODES = 64
+
+
+@dataclass
+class Part:
+    """An operator that a kernel can do. arguments: values, Numbers, None."""
+
+    node: Node
+    arguments: list
+    output: Value
+    computes_in: object  # a floating dtype, or None
+
+
+@dataclass(eq=False)
+class Number:
+    value: object  # as it came, with its place in the record
+    dtype: object
+
+
+def _is_contiguous(value):
+    expected = 1
+    for size, stride in zip(reversed(value.sizes), reversed(value.strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _plain(argument, schema):
+    """A number, if that is what an argument is."""
+    number = argument.number if isinstance(argument, ScalarTensor) else argument
+    of_operator = isinstance(argument, ScalarTensor) or str(schema.real_type) in ("number", "float")
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    return number if of_operator and is_number else None
+
+
+def part_of(node):
+    """A node as a part of a kernel; None if it can't be one."""
+    expression = EXPRESSIONS.get(node.name) if node.kind == "operator" else None
+    if expression is None or not is_pure(node) or len(node.outputs) != 1:
+        return None
+    output = node.outputs[0]
+    if output.dtype is None or output.base is not output or not output.sizes:
+        return None
+    if math.prod(output.sizes) < LEAST_ELEMENTS or not _is_contiguous(output):
+        return None
+    schema = node.overload()._schema.arguments
+    dtypes, numbers, arguments = set(), [], []
+    for place, (argument, described) in enumerate(zip(node.arguments, schema, strict=True)):
+        if isinstance(argument, Value):
+            if not _fits(argument, output):
+                return None
+            if place not in expression.masks:
+                dtypes.add(argument.dtype)
+            elif name_of(argument.dtype) != "bool":
+                return None
+            arguments.append(argument)
+        elif argument is None:
+            arguments.append(None)
+        else:
+            number = _plain(argument, described)
+            if number is None:
+                return None
+            numbers.append(number)
+            arguments.append(number)
+    if len(dtypes) != 1:
+        return None
+    (dtype,) = dtypes
+    if dtype not in expression.dtypes or output.dtype != (expression.result or dtype):
+        return None
+    if not dtype.is_floating_point and (
+        any(isinstance(number, float) for number in numbers) or numbers and name_of(dtype) == "bool"
+    ):
+        return None
+    arguments = [
+        argument if argument is None or isinstance(argument, Value) else Number(argument, dtype)
+        for argument in arguments
+    ]
+    return Part(node, arguments, output, dtype if dtype.is_floating_point else None)
+
+
+def _fits(value, output):
+    """Whether a value has an element for each of the output's on every worker, or one for all."""
+    if value.dtype is None:
+        return False
+    if value.sizes == ():
+        return True
+    return (value.sizes == output.sizes and (value.sharding or 0) == (output.sharding or 0)
+            and _is_contiguous(value))  # fmt: skip
+
+
+class Group:
+    """Parts that run where the last of them stands."""
+
+    def __init__(self, part):
+        self.parts = []
+        self.frees = []  # of values that it reads or makes, in its midst
+        self.made, self.read = {}, {}
+        self.computes_in = None
+        self.add(part)
+
+    def add(self, part):
+        self.parts.append(part)
+        self.made[id(part.output)] = part.output
+        for value in part.arguments:
+            if isinstance(value, Value):
+                self.read[id(value)] = value
+        self.computes_in = self.computes_in or part.computes_in
+
+    def can_take(self, other):
+        return len(self.parts) + len(other.parts) < MOST_NODES and _alike(self, other)
+
+    def take(self, other):
+        self.parts += other.parts
+        self.frees += other.frees
+        self.made |= other.made
+        self.read |= other.read
+        self.computes_in = self.computes_in or other.computes_in
+
+    def has_made_for(self, node):
+        return any(id(value) in self.made for value in node.inputs())
+
+    def accepts(self, part):
+        output = self.parts[0].output
+        return (len(self.parts) < MOST_NODES and output.sizes == part.output.sizes
+                and (output.sharding or 0) == (part.output.sharding or 0) and _alike(self, part))
+
+    def lets_by(self, node):
+        """Whether what came before a node may as well run after it."""
+        if node.kind == "free":
+            value = node.arguments[0]
+            if id(value) not in self.made and id(value) not in self.read:
+                return True
+            if value.is_temporary:  # else its slot may be taken by another
+                self.frees.append(node)
+            return value.is_temporary
+        if node.kind != "operator" or node.overload() is None or self.has_made_for(node):
+            return False
+        for written in node.written:
+            outside = written.base.made_by is None
+            for value in self.read.values():
+                # Any two values from before the window may share their memory.
+                if value.base is written.base or outside and value.base.made_by is None:
+                    return False
+        return True
+
+
+def find(graph):
+    """Groups of parts that are worth a kernel, none of them in another."""
+    open_, found = [], []
+    for node in graph.nodes:
+        part = part_of(node)
+        joined = None
+        still_open = []
+        for group in open_:
+            if part is None:
+                goes_on = group.lets_by(node)
+            elif not group.has_made_for(node):
+                goes_on = True
+            elif not group.accepts(part) or joined is not None and not joined.can_take(group):
+                goes_on = False
+            elif joined is not None:
+                joined.take(group)
+                continue
+            else:
+                joined, goes_on = group, True
+            (still_open if goes_on else found).append(group)
+        open_ = still_open
+        if joined is not None:
+            joined.add(part)
+        elif part is not None:
+            open_.append(Group(part))
+    order = {id(node): at for at, node in enumerate(graph.nodes)}
+    worth = [group for group in found + open_ if len(group.parts) > 1]
+    for group in worth:
+        group.parts.sort(key=lambda part: order[id(part.node)])
+    return worth
+
+
+def _alike(one, other):
+    return one.computes_in == other.computes_in or None in (one.computes_in, other.computes_in)
+
+
+class Fused:
+    """A group as a kernel: what it does, and the call that takes the group's place."""
+
+    def __init__(self, graph, group):
+        self._graph, self._group = graph, group
+        members = {id(part.node) for part in group.parts}
+        readers = {}
+        for node in graph.nodes:
+            if node.kind != "free":
+                for value in node.inputs():
+                    readers.setdefault(id(value), []).append(node)
+        self.outputs = [
+            part.output for part in group.parts
+            if not part.output.is_temporary
+            or any(id(node) not in members for node in readers.get(id(part.output), ()))
+        ]  # fmt: skip
+        self.inputs, self.numbers = [], []
+        self.spec = self._describe()
+
+    def _describe(self):
+        made, inputs, nodes = {}, {}, []
+        for at, part in enumerate(self._group.parts):
+            given = []
+            for argument in part.arguments:
+                if isinstance(argument, Number):
+                    given.append(["number", len(self.numbers)])
+                    self.numbers.append(argument)
+                elif argument is None:
+                    given.append(None)
+                elif id(argument) in made:
+                    given.append(["node", made[id(argument)]])
+                else:
+                    if id(argument) not in inputs:
+                        inputs[id(argument)] = len(self.inputs)
+                        self.inputs.append(argument)
+                    given.append(["input", inputs[id(argument)]])
+            nodes.append([part.node.name, given])
+            made[id(part.output)] = at
+        computes_in = self._group.computes_in
+        return {
+            "inputs": [[name_of(value.dtype), value.sizes != ()] for value in self.inputs],
+            "numbers": [name_of(number.dtype) for number in self.numbers],
+            "nodes": nodes,
+            "outputs": [made[id(value)] for value in self.outputs],
+            "computes_in": None if computes_in is None else name_of(computes_in),
+            "dtypes": [name_of(value.dtype) for value in self.outputs],
+        }
+
+    def put(self, kernel):
+        """Have the kernel of this number do what the group's nodes do."""
+        graph, group = self._graph, self._group
+        last = group.parts[-1].node
+        kept = set(map(id, self.outputs))
+        inner = [part.output.freed_by for part in group.parts if id(part.output) not in kept]
+        gone = [*(part.node for part in group.parts[:-1]), *inner]
+        call = Node("operator", "dtorch::fused",
+                    [kernel, self.inputs, Scalars(number.value for number in self.numbers)],
+                    outputs=list(self.outputs), returns=[list(self.outputs)], site=last.site,
+                    stands_for=tuple(part.node for part in group.parts))  # fmt: skip
+        for value in self.outputs:
+            value.made_by = call
+        graph.replace(last, call)
+        graph.remove(*gone)
+        gone = set(map(id, gone))
+        late = set(map(id, graph.nodes[graph.nodes.index(call) :]))
+        for free in group.frees:
+            if id(free) not in gone and id(free) not in late:
+                graph.move_after(free, call)

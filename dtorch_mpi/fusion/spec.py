@@ -1,0 +1,33 @@
+"""The description of a fused kernel: plain data, by which it is known, cached and compiled.
+
+    {"inputs": [[dtype, long], ...], "numbers": [dtype, ...], "nodes": [[operator, arguments], ...],
+     "outputs": [node, ...], "computes_in": dtype, "dtypes": [dtype of an output, ...]}
+
+long: whether the input has as many elements as the outputs; else it has one. An argument is
+["input", i], ["number", i], ["node", i], or None for one left out. computes_in: the one floating
+dtype in it, or None. Nothing in it depends on sizes or on the numbers' values: one kernel serves
+every shape and every worker's part.
+"""
+
+import hashlib
+import json
+
+import torch
+
+
+def packed(spec):
+    """The same text for equal descriptions."""
+    return json.dumps(spec, separators=(",", ":"), sort_keys=True)
+
+
+def number_of(text):
+    """By which workers know the kernel of a packed description."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def dtypes_of(names):
+    return [getattr(torch, name) for name in names]

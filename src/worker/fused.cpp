@@ -1,0 +1,110 @@
+#include "worker/fused.h"
+
+#include <dlfcn.h>
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <unordered_map>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Scalar.h>
+#include <torch/library.h>
+
+namespace dtorch {
+namespace {
+
+// Of the process; a kernel that is known stays.
+struct Kernels {
+  std::shared_mutex mutex;
+  std::unordered_map<int64_t, std::unique_ptr<FusedKernel>> by_number;
+
+  static Kernels& get() {
+    static Kernels* kernels = new Kernels;
+    return *kernels;
+  }
+};
+
+const FusedKernel& known_kernel(int64_t number) {
+  auto& kernels = Kernels::get();
+  std::shared_lock lock(kernels.mutex);
+  auto found = kernels.by_number.find(number);
+  TORCH_CHECK(found != kernels.by_number.end(), "fused kernel ", number, " is not loaded on this worker: this is a "
+              "fault of dtorch_mpi; leave fusion out of DTORCH_PASSES meanwhile");
+  return *found->second;
+}
+
+// What a kernel reads a number from.
+void put_number(const at::Scalar& number, c10::ScalarType dtype, int64_t* place) {
+  switch (dtype) {
+    case c10::kFloat: *reinterpret_cast<float*>(place) = number.to<float>(); return;
+    case c10::kDouble: *reinterpret_cast<double*>(place) = number.to<double>(); return;
+    case c10::kLong: *place = number.to<int64_t>(); return;
+    case c10::kBool: *reinterpret_cast<bool*>(place) = number.to<bool>(); return;
+    default: TORCH_CHECK(false, "a fused kernel takes no number of dtype ", dtype);
+  }
+}
+
+std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers) {
+  const FusedKernel& kernel = known_kernel(number);
+  TORCH_CHECK(inputs.size() == kernel.inputs.size() && numbers.size() == kernel.numbers.size(), "fused kernel ",
+              number, " takes ", kernel.inputs.size(), " tensors and ", kernel.numbers.size(), " numbers, got ",
+              inputs.size(), " and ", numbers.size());
+  std::vector<at::Tensor> kept(inputs.size());
+  std::vector<void*> pointers;
+  const at::Tensor* model = nullptr;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_long = kernel.is_long[i];
+    if (is_long && model == nullptr) model = &inputs[i];
+    TORCH_CHECK(inputs[i].device().is_cpu() && inputs[i].scalar_type() == kernel.inputs[i] &&
+                    (is_long ? inputs[i].sizes() == model->sizes() : inputs[i].numel() == 1),
+                "input ", i, " of fused kernel ", number, " is ", inputs[i].toString(), inputs[i].sizes(),
+                ": expected ", c10::toString(kernel.inputs[i]), " as the others");
+    kept[i] = inputs[i].contiguous();
+    pointers.push_back(const_cast<void*>(kept[i].const_data_ptr()));
+  }
+  TORCH_CHECK(model != nullptr, "a fused kernel takes a tensor at least");
+  std::vector<int64_t> values(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    put_number(numbers[i], kernel.numbers[i], &values[i]);
+    pointers.push_back(&values[i]);
+  }
+  std::vector<at::Tensor> outputs;
+  for (const auto dtype : kernel.outputs) {
+    outputs.push_back(at::empty(model->sizes(), model->options().dtype(dtype)));
+    pointers.push_back(outputs.back().data_ptr());
+  }
+  // In parts as TensorIterator makes them: what is left over at the end of each comes out alike.
+  at::parallel_for(0, model->numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+    kernel.function(pointers.data(), begin, end);
+  });
+  return outputs;
+}
+
+TORCH_LIBRARY_FRAGMENT(dtorch, library) {
+  library.def("fused(int kernel, Tensor[] inputs, Scalar[] numbers) -> Tensor[]",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &fused));
+}
+
+}  // namespace
+
+void load_fused_kernel(int64_t number, const std::string& path, FusedKernel kernel) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* function = library == nullptr ? nullptr : dlsym(library, "dtorch_fused");
+  if (function == nullptr) {
+    const char* error = dlerror();
+    throw std::runtime_error("loading " + path + ": " + (error != nullptr ? error : "no dtorch_fused in it"));
+  }
+  kernel.function = reinterpret_cast<FusedKernel::Function>(function);
+  auto& kernels = Kernels::get();
+  std::unique_lock lock(kernels.mutex);
+  auto& place = kernels.by_number[number];
+  // A worker of this process may be about to call the one that is there.
+  if (!place) place = std::make_unique<FusedKernel>(std::move(kernel));
+}
+
+}  // namespace dtorch
