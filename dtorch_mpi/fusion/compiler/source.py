@@ -222,8 +222,12 @@ def written(spec):
         body += [block.call(node, source) for node, source in stage.functions]
     loop = f"  for (int64_t at = begin; at < end; at += {BLOCK}) {{"
     count = f"    const int64_t count = std::min<int64_t>({BLOCK}, end - at);"
-    return "\n".join([*block.declarations, *parts, head, *block.buffers, loop, count, *body, "  }",
-                      "}", ""])  # fmt: skip
+    # Else each call for a block would begin threads of its own within this one.
+    block.declarations.append('extern "C" int MKL_Set_Num_Threads_Local(int);')
+    before = "  const int threads = MKL_Set_Num_Threads_Local(1);"
+    after = "  MKL_Set_Num_Threads_Local(threads);"
+    return "\n".join([*block.declarations, *parts, head, *block.buffers, before, loop, count, *body,
+                      "  }", after, "}", ""])  # fmt: skip
 
 
 class _Block:
