@@ -30,7 +30,7 @@ class Number:
     dtype: object
 
 
-def _is_contiguous(value):
+def is_contiguous(value):
     expected = 1
     for size, stride in zip(reversed(value.sizes), reversed(value.strides), strict=True):
         if size != 1 and stride != expected:
@@ -55,7 +55,7 @@ def part_of(node):
     output = node.outputs[0]
     if output.dtype is None or output.base is not output or not output.sizes:
         return None
-    if math.prod(output.sizes) < LEAST_ELEMENTS or not _is_contiguous(output):
+    if math.prod(output.sizes) < LEAST_ELEMENTS or not is_contiguous(output):
         return None
     schema = node.overload()._schema.arguments
     dtypes, numbers, arguments = set(), [], []
@@ -99,7 +99,7 @@ def _fits(value, output):
     if value.sizes == ():
         return True
     return (value.sizes == output.sizes and (value.sharding or 0) == (output.sharding or 0)
-            and _is_contiguous(value))  # fmt: skip
+            and is_contiguous(value))  # fmt: skip
 
 
 class Group:
@@ -240,6 +240,7 @@ class Fused:
             "outputs": [made[id(value)] for value in self.outputs],
             "computes_in": None if computes_in is None else name_of(computes_in),
             "dtypes": [name_of(value.dtype) for value in self.outputs],
+            "writes": [],
         }
 
     def put(self, kernel):

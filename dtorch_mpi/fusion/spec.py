@@ -1,12 +1,13 @@
 """The description of a fused kernel: plain data, by which it is known, cached and compiled.
 
     {"inputs": [[dtype, long], ...], "numbers": [dtype, ...], "nodes": [[operator, arguments], ...],
-     "outputs": [node, ...], "computes_in": dtype, "dtypes": [dtype of an output, ...]}
+     "outputs": [node, ...], "computes_in": dtype, "dtypes": [dtype of an output, ...],
+     "writes": [[output, input], ...]}
 
 long: whether the input has as many elements as the outputs; else it has one. An argument is
 ["input", i], ["number", i], ["node", i], or None for one left out. computes_in: the one floating
-dtype in it, or None. Nothing in it depends on sizes or on the numbers' values: one kernel serves
-every shape and every worker's part.
+dtype in it, or None. writes: outputs that are written over an input. Nothing in it depends on sizes
+or on the numbers' values: one kernel serves every shape and every worker's part.
 """
 
 import hashlib

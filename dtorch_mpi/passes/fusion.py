@@ -1,21 +1,24 @@
 """Has chains of pointwise operators done by one kernel each, once it is compiled."""
 
-from ..fusion.groups import Fused, find
+from ..fusion import groups, lists
 from ..fusion.spec import number_of, packed
 from . import graph_pass
 
 
 @graph_pass
 def fusion(graph):
-    """Put one call in the place of connected pointwise operators on tensors of one shape.
+    """Put one call in the place of connected pointwise operators on tensors of one shape, and of
+    those in a row on lists of tensors, as optimizers issue them.
 
     What only they need is never written to memory. The bits are the same: see fusion/compiler. A
     kernel that workers don't have yet is asked for, and the window stays as it is until then.
     """
     if graph.kernels is None:
         return
-    for group in find(graph):
-        fused = Fused(graph, group)
-        text = packed(fused.spec)
-        if graph.kernels.are_there(text):
-            fused.put(number_of(text))
+    found = [groups.Fused(graph, group) for group in groups.find(graph)]
+    found += [lists.FusedLists(graph, group) for group in lists.find(graph)]
+    for fused in found:
+        if fused.spec is not None:
+            text = packed(fused.spec)
+            if graph.kernels.are_there(text):
+                fused.put(number_of(text))

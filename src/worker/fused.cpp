@@ -85,7 +85,51 @@ std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRe
   return outputs;
 }
 
+// The same for lists of tensors, of which the elements at one place belong together. The kernel's
+// first inputs are written to, and are its outputs. listed: by number, whether there is one for
+// each place.
+void fused_lists(int64_t number, int64_t length, at::TensorList written, at::TensorList read,
+                 at::ArrayRef<at::Scalar> numbers, const c10::List<bool>& listed) {
+  const FusedKernel& kernel = known_kernel(number);
+  const size_t num_written = kernel.outputs.size(), num_inputs = kernel.inputs.size();
+  size_t num_numbers = 0;
+  for (size_t i = 0; i < listed.size(); ++i) num_numbers += listed[i] ? length : 1;
+  TORCH_CHECK(length > 0 && written.size() == num_written * length && num_inputs >= num_written &&
+                  read.size() == (num_inputs - num_written) * length && listed.size() == kernel.numbers.size() &&
+                  numbers.size() == num_numbers,
+              "fused kernel ", number, " takes ", num_inputs, " lists of ", length, " tensors, and ",
+              kernel.numbers.size(), " numbers");
+  std::vector<at::Tensor> kept(num_inputs);
+  std::vector<int64_t> values(listed.size());
+  std::vector<void*> pointers(num_inputs + listed.size() + num_written);
+  for (int64_t place = 0; place < length; ++place) {
+    for (size_t i = 0; i < num_inputs; ++i) {
+      const auto& tensor = i < num_written ? written[i * length + place] : read[(i - num_written) * length + place];
+      const auto& model = written.empty() ? tensor : written[place];
+      TORCH_CHECK(tensor.device().is_cpu() && tensor.scalar_type() == kernel.inputs[i] &&
+                      tensor.sizes() == model.sizes() && (i >= num_written || tensor.is_contiguous()),
+                  "input ", i, " of fused kernel ", number, " is ", tensor.toString(), tensor.sizes(),
+                  ": expected ", c10::toString(kernel.inputs[i]), " as the others");
+      kept[i] = tensor.contiguous();
+      pointers[i] = const_cast<void*>(kept[i].const_data_ptr());
+    }
+    size_t next = 0;
+    for (size_t i = 0; i < listed.size(); ++i) {
+      put_number(numbers[next + (listed[i] ? place : 0)], kernel.numbers[i], &values[i]);
+      pointers[num_inputs + i] = &values[i];
+      next += listed[i] ? length : 1;
+    }
+    for (size_t i = 0; i < num_written; ++i) pointers[num_inputs + listed.size() + i] = pointers[i];
+    at::parallel_for(0, kept[0].numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+      kernel.function(pointers.data(), begin, end);
+    });
+  }
+}
+
 TORCH_LIBRARY_FRAGMENT(dtorch, library) {
+  library.def("fused_lists(int kernel, int length, Tensor(a!)[] written, Tensor[] read, Scalar[] numbers, "
+              "bool[] listed) -> ()",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &fused_lists));
   library.def("fused(int kernel, Tensor[] inputs, Scalar[] numbers) -> Tensor[]",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &fused));
 }

@@ -6,6 +6,9 @@
 // by itself.
 #pragma once
 
+#include <string_view>
+#include <unordered_set>
+
 #include "wire/window.h"
 #include "worker/call.h"
 #include "worker/definitions.h"
@@ -48,6 +51,9 @@ struct Region {
   uint32_t first, last;  // of the program's, in the plan
   Stretch stretch;
   std::vector<std::pair<uint32_t, uint32_t>> values;  // word of the plan, word of the stretch
+  // By the plan's number: what fused kernels in it read that is there before, and what kernels
+  // over lists (also) write.
+  std::vector<uint32_t> fused, written;
 };
 
 // A record of a plan as it runs. region: 0 for one of the program's own, else 1 and more.
@@ -153,6 +159,68 @@ inline void check_place(WorkerPlan& plan, const Place& place) {
   }
 }
 
+// Notes what a region's fused kernels take.
+inline void note_fused(const WorkerState& state, Region* region) {
+  const auto& window = region->stretch.window;
+  std::unordered_set<uint32_t> made;
+  for (uint32_t record = 0; record < window.num_records(); ++record) {
+    const uint32_t begin = window.offset(record), *words = window.words().data() + begin;
+    std::string_view name;
+    if (static_cast<Kind>(words[1] & 0xffff) == Kind::kOperator && !state.is_missing(words[2])) {
+      name = state.op(words[2]).name;
+    }
+    const bool lists = name == "dtorch::fused_lists";
+    if (static_cast<Kind>(words[1] & 0xffff) == Kind::kRedistribute) {
+      // All workers have to run the same, and one of them may lack a value that the others have.
+      region->fused.clear();
+      region->written.clear();
+      return;
+    }
+    for (uint32_t w = begin; w < begin + window.length(record); ++w) {
+      if (!is_slot(window.kind(w))) continue;
+      const uint32_t tensor = region->stretch.tensors[window.tensor(w)];
+      const bool is_use = window.kind(w) == WordKind::kUse || window.kind(w) == WordKind::kUsePayload;
+      if (!is_use) {
+        made.insert(tensor);
+      } else if ((lists || name == "dtorch::fused") && made.count(tensor) == 0) {
+        (lists ? region->written : region->fused).push_back(tensor);
+      }
+    }
+  }
+}
+
+// Whether a region's fused kernels do the same as the program's own records: not where an input
+// has no value, for then only some of the outputs have none; nor where a list's tensors share
+// memory, since the kernel does all with one before it comes to the next.
+inline bool is_usable(const WorkerState& state, const WorkerPlan& plan, const Region& region) {
+  if (C10_LIKELY(region.fused.empty() && region.written.empty())) return true;
+  if (C10_UNLIKELY(!state.spoiled.empty())) return false;
+  std::vector<std::pair<const char*, const char*>> ranges;
+  const auto has_value = [&](uint32_t number, bool in_list) {
+    const uint32_t slot = plan.slots[number];
+    if (slot >= state.slots.size()) return false;
+    const auto& entry = state.slots[slot];
+    if (entry.state == SlotEntry::State::kPending) return true;  // new memory
+    if (entry.state != SlotEntry::State::kTensor) return false;
+    if (!in_list) return true;
+    if (!entry.tensor.is_contiguous()) return false;
+    const auto* data = static_cast<const char*>(entry.tensor.const_data_ptr());
+    if (entry.tensor.nbytes() > 0) ranges.emplace_back(data, data + entry.tensor.nbytes());
+    return true;
+  };
+  for (uint32_t number : region.fused) {
+    if (!has_value(number, false)) return false;
+  }
+  for (uint32_t number : region.written) {
+    if (!has_value(number, true)) return false;
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].first < ranges[i - 1].second) return false;
+  }
+  return true;
+}
+
 // Puts other records in the place of some. Their tensors are numbered as the plan's; new ones
 // follow.
 inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
@@ -193,6 +261,7 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
       }
     }
     std::sort(region.values.begin(), region.values.end());
+    note_fused(state, &region);
     regions.push_back(std::move(region));
   }
   plan.slots = std::move(slots);
@@ -557,7 +626,7 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
   for (uint32_t record = first; record < last && !state.stopped;) {
     state.record = before + (record - first);
     if (region != plan.regions.end() && region->first == record) {
-      if (region->last <= last) {
+      if (region->last <= last && is_usable(state, plan, *region)) {
         const auto number = static_cast<uint32_t>(region - plan.regions.begin()) + 1;
         for (uint32_t r = 0; r < region->stretch.window.num_records(); ++r) {
           run(region->stretch, {number, r}, Event::kReplayed | Event::kRewritten);

@@ -24,11 +24,13 @@ ALL = (*NUMBERS, torch.bool)
 class Expression:
     """formula: of an operator's arguments in the order of its schema, None for those left out.
 
-    dtypes: of its arguments, all of one; numbers become of it too. masks: arguments that are masks
-    (bool) in any case. result: dtype of the result, None for the arguments' own.
+    one_by_one: the same for the elements that ATen's loops leave over, where it rounds otherwise
+    there. dtypes: of its arguments, all of one; numbers become of it too. masks: arguments that
+    are masks (bool) in any case. result: dtype of the result, None for the arguments' own.
     """
 
     formula: object
+    one_by_one: object = None
     dtypes: tuple = FLOATS
     masks: tuple = ()
     result: torch.dtype | None = None
@@ -46,24 +48,38 @@ def _clamp(x, low, high):
     return x if high is None else torch.minimum(x, high)
 
 
+def _lerp(x, y, weight):
+    near = torch.abs(weight) < 0.5
+    return multiply_add(y - x, torch.where(near, weight, weight - 1), torch.where(near, x, y))
+
+
+def _lerp_one_by_one(x, y, weight):
+    near = torch.abs(weight) < 0.5
+    return torch.where(
+        near, multiply_add(weight, y - x, x), multiply_add(-(y - x), 1 - weight, y)
+    )
+
+
 def _silu_backward(g, x):
     y = torch.sigmoid(x)
     return g * y * multiply_add(x, 1 - y, torch.ones_like(x))
 
 
 EXPRESSIONS = {
-    "aten::add.Tensor": Expression(lambda x, y, k: multiply_add(y, k, x), NUMBERS),
-    "aten::sub.Tensor": Expression(lambda x, y, k: multiply_add(y, -k, x), NUMBERS),
-    "aten::rsub.Scalar": Expression(lambda x, y, k: multiply_add(x, -k, y), NUMBERS),
-    "aten::mul.Tensor": Expression(lambda x, y: x * y, NUMBERS),
+    # Where y and k are numbers, and k isn't 1, ATen may round the elements left over otherwise.
+    "aten::add.Tensor": Expression(lambda x, y, k: multiply_add(y, k, x), dtypes=NUMBERS),
+    "aten::sub.Tensor": Expression(lambda x, y, k: multiply_add(y, -k, x), dtypes=NUMBERS),
+    "aten::rsub.Scalar": Expression(lambda x, y, k: multiply_add(x, -k, y), dtypes=NUMBERS),
+    "aten::mul.Tensor": Expression(lambda x, y: x * y, dtypes=NUMBERS),
     "aten::div.Tensor": Expression(lambda x, y: x / y),
     "aten::addcmul": Expression(lambda x, a, b, k: multiply_add(k * a, b, x)),
     "aten::addcdiv": Expression(lambda x, a, b, k: x + k * a / b),
-    "aten::neg": Expression(torch.neg, NUMBERS),
-    "aten::abs": Expression(torch.abs, NUMBERS),
-    "aten::sign": Expression(torch.sign, NUMBERS),
+    "aten::lerp.Scalar": Expression(_lerp, one_by_one=_lerp_one_by_one),
+    "aten::neg": Expression(torch.neg, dtypes=NUMBERS),
+    "aten::abs": Expression(torch.abs, dtypes=NUMBERS),
+    "aten::sign": Expression(torch.sign, dtypes=NUMBERS),
     "aten::sgn": Expression(torch.sgn),
-    "aten::square": Expression(lambda x: x * x, NUMBERS),
+    "aten::square": Expression(lambda x: x * x, dtypes=NUMBERS),
     "aten::reciprocal": Expression(torch.reciprocal),
     "aten::rsqrt": Expression(torch.rsqrt),
     "aten::exp": Expression(torch.exp),
@@ -85,16 +101,16 @@ EXPRESSIONS = {
     "aten::floor": Expression(torch.floor),
     "aten::round": Expression(torch.round),
     "aten::trunc": Expression(torch.trunc),
-    "aten::relu": Expression(torch.relu, NUMBERS),
+    "aten::relu": Expression(torch.relu, dtypes=NUMBERS),
     "aten::sigmoid": Expression(torch.sigmoid),
     "aten::silu": Expression(aten.silu),
     "aten::leaky_relu": Expression(lambda x, k: torch.where(x > 0, x, x * k)),
     "aten::hardtanh": Expression(_clamp),
-    "aten::maximum": Expression(torch.maximum, NUMBERS),
-    "aten::minimum": Expression(torch.minimum, NUMBERS),
-    "aten::clamp": Expression(_clamp, NUMBERS),
-    "aten::clamp_min": Expression(torch.maximum, NUMBERS),
-    "aten::clamp_max": Expression(torch.minimum, NUMBERS),
+    "aten::maximum": Expression(torch.maximum, dtypes=NUMBERS),
+    "aten::minimum": Expression(torch.minimum, dtypes=NUMBERS),
+    "aten::clamp": Expression(_clamp, dtypes=NUMBERS),
+    "aten::clamp_min": Expression(torch.maximum, dtypes=NUMBERS),
+    "aten::clamp_max": Expression(torch.minimum, dtypes=NUMBERS),
     "aten::sigmoid_backward": Expression(lambda g, y: g * (1 - y) * y),
     "aten::tanh_backward": Expression(
         lambda g, y: g * multiply_add(-y, y, torch.ones_like(y))
@@ -103,21 +119,21 @@ EXPRESSIONS = {
     "aten::threshold_backward": Expression(
         lambda g, x, t: torch.where(x <= t, torch.zeros_like(g), g)
     ),
-    "aten::where.self": Expression(torch.where, NUMBERS, masks=(0,)),
+    "aten::where.self": Expression(torch.where, dtypes=NUMBERS, masks=(0,)),
     "aten::masked_fill.Scalar": Expression(
-        lambda x, mask, value: torch.where(mask, value, x), NUMBERS, masks=(1,)
+        lambda x, mask, value: torch.where(mask, value, x), dtypes=NUMBERS, masks=(1,)
     ),
-    "aten::logical_not": Expression(torch.logical_not, ALL, result=torch.bool),
-    "aten::logical_and": Expression(torch.logical_and, ALL, result=torch.bool),
-    "aten::logical_or": Expression(torch.logical_or, ALL, result=torch.bool),
-    "aten::bitwise_not": Expression(torch.bitwise_not, (torch.int64, torch.bool)),
-    "aten::bitwise_and.Tensor": Expression(torch.bitwise_and, (torch.int64, torch.bool)),
-    "aten::bitwise_or.Tensor": Expression(torch.bitwise_or, (torch.int64, torch.bool)),
+    "aten::logical_not": Expression(torch.logical_not, dtypes=ALL, result=torch.bool),
+    "aten::logical_and": Expression(torch.logical_and, dtypes=ALL, result=torch.bool),
+    "aten::logical_or": Expression(torch.logical_or, dtypes=ALL, result=torch.bool),
+    "aten::bitwise_not": Expression(torch.bitwise_not, dtypes=(torch.int64, torch.bool)),
+    "aten::bitwise_and.Tensor": Expression(torch.bitwise_and, dtypes=(torch.int64, torch.bool)),
+    "aten::bitwise_or.Tensor": Expression(torch.bitwise_or, dtypes=(torch.int64, torch.bool)),
 }
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     for _overload in ("Scalar", "Tensor"):
         EXPRESSIONS[f"aten::{_name}.{_overload}"] = Expression(
-            getattr(torch, _name), NUMBERS, result=torch.bool
+            getattr(torch, _name), dtypes=NUMBERS, result=torch.bool
         )
 
 

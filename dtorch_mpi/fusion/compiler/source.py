@@ -51,9 +51,12 @@ def _inductors(spec, bits):
               for dtype, long in spec["inputs"]]  # fmt: skip
     numbers = [torch.zeros((), dtype=getattr(torch, dtype)) for dtype in spec["numbers"]]
 
+    def formula(name, given):
+        expression = EXPRESSIONS[name]
+        return ((bits == 1 and expression.one_by_one) or expression.formula)(*given)
+
     def function(*arguments):
-        return evaluate(spec, arguments[: len(inputs)], arguments[len(inputs) :],
-                        lambda name, given: EXPRESSIONS[name].formula(*given))  # fmt: skip
+        return evaluate(spec, arguments[: len(inputs)], arguments[len(inputs) :], formula)
 
     traced = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="symbolic")
     module = traced(*inputs, *numbers)
@@ -105,6 +108,7 @@ def _function(spec, bits, name, change=lambda source: source):
         source, count = re.subn(r'extern "C"\s+void\s+kernel\(', "static void kernel(", source)
         if count != 1:
             raise ValueError(f"inductor's kernel is of another form than expected:\n{source}")
+        _check_loops(spec, source, [places.get(argument) for argument in given])
         sources.append(change(source).replace("void kernel(", f"void {name}_{number}("))
         passed = []
         for kind, argument in zip(types, given, strict=True):
@@ -119,6 +123,23 @@ def _function(spec, bits, name, change=lambda source: source):
         lines.append(f"  {name}_{number}({', '.join(passed)});")
     lines = [f"static void {name}(void** pointers, int64_t begin, int64_t end) {{", *lines, "}"]
     return "\n".join([*sources, *lines])
+
+
+def _check_loops(spec, source, given):
+    """Raise ValueError where a loop reads what one before has written over.
+
+    given: which pointer each of the function's arguments is.
+    """
+    head, *loops = source.split("for(int64_t x0=")
+    names = re.findall(r"\b(?:in|out)_ptr\d+\b", head[head.index("kernel(") :])
+    pointers = dict(zip(names, given, strict=False))
+    first_output = len(spec["inputs"]) + len(spec["numbers"])
+    overwritten = set()
+    for loop in loops:
+        used = {pointers[name] for name in set(re.findall(r"\b(?:in|out)_ptr\d+\b", loop))}
+        if used & overwritten:
+            raise ValueError(f"inductor's loops read what they have written:\n{source}")
+        overwritten |= {at for output, at in spec["writes"] if first_output + output in used}
 
 
 class NotALoopError(Exception):
@@ -201,8 +222,12 @@ def written(spec):
         body += [block.call(node, source) for node, source in stage.functions]
     loop = f"  for (int64_t at = begin; at < end; at += {BLOCK}) {{"
     count = f"    const int64_t count = std::min<int64_t>({BLOCK}, end - at);"
-    return "\n".join([*block.declarations, *parts, head, *block.buffers, loop, count, *body, "  }",
-                      "}", ""])  # fmt: skip
+    # Else each call for a block would begin threads of its own within this one.
+    block.declarations.append('extern "C" int MKL_Set_Num_Threads_Local(int);')
+    before = "  const int threads = MKL_Set_Num_Threads_Local(1);"
+    after = "  MKL_Set_Num_Threads_Local(threads);"
+    return "\n".join([*block.declarations, *parts, head, *block.buffers, before, loop, count, *body,
+                      "  }", after, "}", ""])  # fmt: skip
 
 
 class _Block:

@@ -68,6 +68,7 @@ def split(spec):
                 vector[node] or vector[argument[1]] or levels[argument[1]] != levels[node]
             ):
                 needed.add(argument[1])
+    _check_writes(spec, levels)
     stages = []
     for level in range(max(levels) + 1):
         own = [n for n in range(len(levels)) if levels[n] == level and not vector[n]]
@@ -75,6 +76,15 @@ def split(spec):
                      if levels[n] == level and vector[n]]  # fmt: skip
         stages.append(_stage(spec, own, [n for n in own if n in needed], functions, dtypes))
     return stages
+
+
+def _check_writes(spec, levels):
+    """Raise ValueError for an input that is read after it was written over."""
+    for output, target in spec["writes"]:
+        node = spec["outputs"][output]
+        for other, (_, arguments) in enumerate(spec["nodes"]):
+            if ["input", target] in arguments and levels[other] > levels[node]:
+                raise ValueError(f"an input is written before its last use: {spec}")
 
 
 def _stage(spec, own, writes, functions, dtypes):
@@ -101,6 +111,11 @@ def _stage(spec, own, writes, functions, dtypes):
         "nodes": nodes,
         "outputs": [places[node] for node in writes],
         "computes_in": spec["computes_in"],
+        "writes": [
+            [writes.index(spec["outputs"][output]), inputs["input", target]]
+            for output, target in spec["writes"]
+            if spec["outputs"][output] in writes and ("input", target) in inputs
+        ],
     }  # fmt: skip
     reads = [list(place) for place in (*inputs, *numbers)]
     return Stage(part, reads, [["node", node] for node in writes], functions)
