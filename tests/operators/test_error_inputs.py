@@ -84,5 +84,5 @@ def test_other_plain_tensors_and_other_meshes_are_refused(workers):
             call()
     y = dt.distribute_tensor(torch.ones(4, 4), other_mesh, [dt.Shard(0), dt.Shard(1)])
     for call in (lambda: x + y, lambda: x @ y, lambda: torch.cat([x, y]), lambda: x.copy_(y)):
-        with pytest.raises(ValueError, match=r"different meshes.*distribute_tensor"):
+        with pytest.raises(ValueError, match=r"different meshes.*to_mesh"):
             call()
