@@ -406,6 +406,8 @@ def shutdown():
 def end():
     """The program is over: returns the runtime, or None, and lets no other begin."""
     global _current, _over
+    if _current is not None and _current.planner is not None:
+        _current.planner.halt()
     running, _current = _current, None
     _over = True
     return running

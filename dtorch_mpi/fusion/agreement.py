@@ -2,9 +2,16 @@
 
 import time
 
-from ..kernels.fused import ask_workers
+from ..kernels.timeline import on_all_workers
 from . import kernels
 from .kernels import FAILED, MAKING, READY
+
+
+def ask_workers(texts, num_workers):
+    """A future of each worker's states of kernels, [workers, kernels]."""
+    from ..tensor import to_torch_async
+
+    return to_torch_async(on_all_workers("fused_kernels", [texts], num_workers, len(texts)))
 
 
 class AgreedKernels:
@@ -84,4 +91,4 @@ class AgreedKernels:
         left = [text for text in texts if text in self._wanted]
         if left and time.monotonic() >= self._next:
             self._delay = self._delay or 0.5
-            self._reply = left, ask_workers(left, self._running)
+            self._reply = left, ask_workers(left, self._running.num_workers)

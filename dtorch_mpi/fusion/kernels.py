@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from .. import _worker
-from ..kernels.registry import dtype_number
+from ..kernels.registry import dtype_number, kernel
 from .compile_process import PROGRAM, CompileProcess
 from .spec import dtypes_of, number_of
 
@@ -147,3 +147,13 @@ def configure(settings):
 
 def of_process():
     return _kernels
+
+
+@kernel("dtorch.fused_kernels")
+def _states_here(context, texts):
+    """On a worker: how far its process is with kernels."""
+    ((_, rows), _), = context.local_slices
+    # On another device they would be Triton's: there they are given up.
+    is_here = context.device.type == "cpu"
+    states = [_kernels.state(text) if is_here else FAILED for text in texts]
+    return torch.tensor([states] * rows, dtype=torch.int64)

@@ -5,7 +5,7 @@ gradients, in plain PyTorch too. `kernel` and `call` make tensors of none: each 
 part of a new tensor is its own, and makes it, from a file say, by numbers and text that are sent.
 """
 
-from . import empty, fused, memory, read_rows, timeline  # noqa: F401 -- they register kernels
+from . import empty, memory, read_rows, timeline  # noqa: F401 -- they register kernels
 from .alternatives import use_kernels
 from .operators import PythonKernel, python_kernel
 from .registry import KernelContext, call, kernel

@@ -1,8 +1,7 @@
 """Has chains of pointwise operators done by one kernel each, once it is compiled."""
 
-from ..fusion import groups, lists
 from ..fusion.spec import number_of, packed
-from . import graph_pass
+from . import graph_pass, list_groups, pointwise_groups
 
 
 @graph_pass
@@ -15,8 +14,8 @@ def fusion(graph):
     """
     if graph.kernels is None:
         return
-    found = [groups.Fused(graph, group) for group in groups.find(graph)]
-    found += [lists.FusedLists(graph, group) for group in lists.find(graph)]
+    found = [pointwise_groups.Fused(graph, group) for group in pointwise_groups.find(graph)]
+    found += [list_groups.FusedLists(graph, group) for group in list_groups.find(graph)]
     for fused in found:
         if fused.spec is not None:
             text = packed(fused.spec)

@@ -30,6 +30,10 @@ class Planner:
         self._thread = threading.Thread(target=self._run, name="dtorch-planner", daemon=True)
         self._thread.start()
 
+    def halt(self):
+        """Have the thread end soon: it may be about to issue something, when no one may."""
+        self._stopping.set()
+
     def stop(self, seconds=None):
         """End the thread; returns whether it has ended within the time: a pass may take its own."""
         self._stopping.set()

@@ -2,11 +2,11 @@
 
 import math
 
-from ..passes.graph import Node, Value
-from ..passes.records import Bools, Scalars
-from .compiler.expressions import EXPRESSIONS
-from .groups import LEAST_ELEMENTS, Number, is_contiguous
-from .spec import name_of
+from ..fusion.compiler.expressions import EXPRESSIONS
+from ..fusion.spec import name_of
+from .graph import Node, Value
+from .pointwise_groups import LEAST_ELEMENTS, Number, is_contiguous
+from .records import Bools, Scalars
 
 PREFIX = "aten::_foreach_"
 # Operator over lists -> what it does at each place, and whether that has a factor behind it.

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from ..passes.facts import is_pure
-from ..passes.graph import Node, Value
-from ..passes.records import Scalars, ScalarTensor
-from .compiler.expressions import EXPRESSIONS
-from .spec import name_of
+from ..fusion.compiler.expressions import EXPRESSIONS
+from ..fusion.spec import name_of
+from .facts import is_pure
+from .graph import Node, Value
+from .records import Scalars, ScalarTensor
 
 # Of a tensor over all workers: less is over before it matters.
 LEAST_ELEMENTS = 1 << 14
