@@ -5,7 +5,7 @@ import math
 from ..fusion.compiler.expressions import EXPRESSIONS
 from ..fusion.spec import name_of
 from .graph import Node, Value
-from .pointwise_groups import LEAST_ELEMENTS, Number, is_contiguous
+from .pointwise_groups import LEAST_ELEMENTS, Number, is_contiguous, put_in_place
 from .records import Bools, Scalars
 
 PREFIX = "aten::_foreach_"
@@ -202,10 +202,4 @@ class FusedLists:
                     stands_for=tuple(part.node for part in group.parts))  # fmt: skip
         inner = [value.freed_by for values in self._made for value in values]
         gone = [*(part.node for part in group.parts[:-1]), *inner]
-        graph.replace(last, call)
-        graph.remove(*gone)
-        gone = set(map(id, gone))
-        late = set(map(id, graph.nodes[graph.nodes.index(call) :]))
-        for free in group.frees:
-            if id(free) not in gone and id(free) not in late:
-                graph.move_after(free, call)
+        put_in_place(graph, group, call, gone)

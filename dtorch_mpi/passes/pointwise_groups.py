@@ -194,6 +194,18 @@ def _alike(one, other):
     return one.computes_in == other.computes_in or None in (one.computes_in, other.computes_in)
 
 
+def put_in_place(graph, group, call, gone):
+    """Put a call where a group's last part stands, take its other nodes out, and have what it reads
+    freed after it."""
+    graph.replace(group.parts[-1].node, call)
+    graph.remove(*gone)
+    gone = set(map(id, gone))
+    late = set(map(id, graph.nodes[graph.nodes.index(call) :]))
+    for free in group.frees:
+        if id(free) not in gone and id(free) not in late:
+            graph.move_after(free, call)
+
+
 class Fused:
     """A group as a kernel: what it does, and the call that takes the group's place."""
 
@@ -256,10 +268,4 @@ class Fused:
                     stands_for=tuple(part.node for part in group.parts))  # fmt: skip
         for value in self.outputs:
             value.made_by = call
-        graph.replace(last, call)
-        graph.remove(*gone)
-        gone = set(map(id, gone))
-        late = set(map(id, graph.nodes[graph.nodes.index(call) :]))
-        for free in group.frees:
-            if id(free) not in gone and id(free) not in late:
-                graph.move_after(free, call)
+        put_in_place(graph, group, call, gone)

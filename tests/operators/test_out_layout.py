@@ -5,9 +5,9 @@ import warnings
 import pytest
 import torch
 from opdb_cases import RANDOM, UNINITIALIZED, name_of, operators, placements_for_mesh, samples
+from placing import placed
 from torch.utils._pytree import tree_leaves, tree_map
 
-import dtorch_mpi as dt
 from dtorch_mpi import Partial, Replicate, Shard
 
 LAYOUTS = [
@@ -21,19 +21,6 @@ NAMES = {
 }
 OPERATORS = [op for op in operators(torch.float32, "out")
              if op.name not in UNINITIALIZED | RANDOM and name_of(op) in NAMES]
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    dt.shutdown()
-    dt.init(workers=4)
-    yield dt.init_device_mesh((2, 2))
-    dt.shutdown()
-
-
-def placed(tensor, mesh, placements):
-    whole = dt.distribute_tensor(tensor.clone(), mesh, [Replicate()] * mesh.ndim)
-    return whole.redistribute(placements=placements)
 
 
 def fitting(placements, tensor):

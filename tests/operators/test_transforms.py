@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from placing import placed
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
 import dtorch_mpi as dt
@@ -19,19 +20,6 @@ TRANSFORMED = {
     "jvp": lambda x: jvp(lambda y: y * y, (x,), (x + 1,)),
     "hessian": lambda x: hessian(lambda y: (y**3).sum())(x[0]),
 }
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    dt.shutdown()
-    dt.init(workers=4)
-    yield dt.init_device_mesh((2, 2))
-    dt.shutdown()
-
-
-def placed(tensor, mesh, placements):
-    whole = dt.distribute_tensor(tensor.clone(), mesh, [Replicate()] * mesh.ndim)
-    return whole.redistribute(placements=placements)
 
 
 @pytest.mark.parametrize("placements", LAYOUTS, ids=str)
