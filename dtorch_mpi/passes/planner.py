@@ -47,11 +47,13 @@ class Planner:
         kernels: with those that are still compiled, as far as they can be had.
         """
         until = time.monotonic() + seconds
-        self._idle.clear()
-        while kernels and self._waiting or not self._idle.wait(0.01):
-            if time.monotonic() > until:
-                raise TimeoutError(f"the planner was not done within {seconds} s")
-            time.sleep(0.01)
+        # Twice: what it looked at before the first time may have been before the last window.
+        for _ in range(2):
+            self._idle.clear()
+            while kernels and self._waiting or not self._idle.wait(0.01):
+                if time.monotonic() > until:
+                    raise TimeoutError(f"the planner was not done within {seconds} s")
+                time.sleep(0.01)
 
     def _run(self):
         while not self._stopping.is_set():
