@@ -535,10 +535,13 @@ class EarlyStarts {
     if (state_.one_stream) return;
     for (; next_ < plan_.early_starts.size(); ++next_) {
       const auto& early = plan_.early_starts[next_];
-      if (plan_.position(early.before) > position) return;
+      if (begins_at(early.before) > position) return;
       if (is_within(early, position)) begin(early);
     }
   }
+
+  // The program's own records run in the place of this region.
+  void leave_out(uint32_t region) { left_out_ = region; }
 
   // Whether the record at this position has begun; puts its value where it belongs.
   bool take(uint64_t position) {
@@ -551,6 +554,11 @@ class EarlyStarts {
   }
 
  private:
+  // What a region makes is there behind all that runs in its place.
+  uint64_t begins_at(const Place& place) const {
+    if (place.region == 0 || place.region != left_out_) return plan_.position(place);
+    return plan_.position({0, plan_.regions[place.region - 1].last});
+  }
   bool is_past(const Place& place) const {
     return place.region != 0 && plan_.regions[place.region - 1].last <= first_;
   }
@@ -604,6 +612,7 @@ class EarlyStarts {
   WorkerPlan& plan_;
   const uint32_t first_, last_;
   size_t next_ = 0;
+  uint32_t left_out_ = 0;  // the latest such region
   std::unordered_map<uint64_t, std::pair<uint32_t, PendingValue>> started_;  // by position
 };
 
@@ -626,8 +635,8 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
   for (uint32_t record = first; record < last && !state.stopped;) {
     state.record = before + (record - first);
     if (region != plan.regions.end() && region->first == record) {
+      const auto number = static_cast<uint32_t>(region - plan.regions.begin()) + 1;
       if (region->last <= last && is_usable(state, plan, *region)) {
-        const auto number = static_cast<uint32_t>(region - plan.regions.begin()) + 1;
         for (uint32_t r = 0; r < region->stretch.window.num_records(); ++r) {
           run(region->stretch, {number, r}, Event::kReplayed | Event::kRewritten);
         }
@@ -635,6 +644,7 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
         ++region;
         continue;
       }
+      early.leave_out(number);
       ++region;
     }
     run(plan.stretch, {0, record}, Event::kReplayed);

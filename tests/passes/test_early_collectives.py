@@ -34,18 +34,23 @@ def trained(layers, x, y, steps, settle=lambda: None):
     return [loss.item() for loss in losses]
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_gradients_are_reduced_together_and_early(workers):
+def rewritten_step(workers, plan):
+    """Train a model placed by a plan; returns its window as the pass has left it."""
     dt.shutdown()
     dt.init(workers=workers)
     mesh = dt.init_device_mesh((workers,))
     x, y = torch.randn(12, 16), torch.randint(4, (12,))
     expected = trained(model(), x, y, TIMES)
-    ours = dt.distribute_module(model().to("dtorch"), mesh, {})
+    ours = dt.distribute_module(model().to("dtorch"), mesh, plan)
     found = trained(ours, dt.distribute_tensor(x, mesh, [Shard(0)]),
                     dt.distribute_tensor(y, mesh, [Shard(0)]), TIMES, settle)  # fmt: skip
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    text = max(dt.debug.graph(), key=lambda stages: len(stages["program"]))["early_collectives"]
+    return max(dt.debug.graph(), key=lambda stages: len(stages["program"]))["early_collectives"]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_gradients_are_reduced_together_and_early(workers):
+    text = rewritten_step(workers, {})
     begun = [line for line in text.splitlines() if line.startswith("begin(")]
     assert sum(line.count("%") for line in begun) >= 6  # the gradients of six parameters
     assert len(begun) < 6
@@ -55,16 +60,7 @@ def test_gradients_are_reduced_together_and_early(workers):
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_fully_sharded_weights_are_gathered_one_ahead(workers):
-    dt.shutdown()
-    dt.init(workers=workers)
-    mesh = dt.init_device_mesh((workers,))
-    x, y = torch.randn(12, 16), torch.randint(4, (12,))
-    expected = trained(model(), x, y, TIMES)
-    ours = dt.distribute_module(model().to("dtorch"), mesh, {"*": [Shard(0)]})
-    found = trained(ours, dt.distribute_tensor(x, mesh, [Shard(0)]),
-                    dt.distribute_tensor(y, mesh, [Shard(0)]), TIMES, settle)  # fmt: skip
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    text = max(dt.debug.graph(), key=lambda stages: len(stages["program"]))["early_collectives"]
+    text = rewritten_step(workers, {"*": [Shard(0)]})
     lines = text.splitlines()
     begun = [at for at, line in enumerate(lines) if line.startswith("begin(")]
     assert begun
@@ -134,6 +130,41 @@ def test_a_failed_part_is_known_behind_a_collective_that_goes_on():
         torch.testing.assert_close((table + 1).to_torch(), torch.arange(8.0).reshape(4, 2) + 1)
     finally:
         dt.shutdown()
+
+
+def test_what_a_region_makes_that_one_worker_leaves_out():
+    """A worker with a failure of its own runs the program's operators where others run a kernel."""
+    dt.shutdown()
+    dt.init(workers=2)
+    mesh = dt.init_device_mesh((2,))
+    values = [torch.linspace(-1, 1, 20_000).reshape(200, 100) * k for k in (1, 2)]
+    ours = [dt.distribute_tensor(value, mesh, [Shard(0)]) for value in values]
+    index = dt.distribute_tensor(torch.tensor([0, 1, 2, 99]), mesh, [Shard(0)])
+    lost = dt.distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)])
+    table = dt.distribute_tensor(torch.ones(4, 2), mesh)
+    lost.add_(torch.nn.functional.embedding(index, table))  # on the second worker only
+    with pytest.raises(dt.WorkerError, match="embedding"):
+        dt.sync()
+
+    def program(tensors, step, whole):
+        more = [tensor.sin() for tensor in tensors]
+        torch._foreach_add_(tensors, more)
+        del more  # freed in the midst of what the kernel does
+        torch._foreach_mul_(tensors, 0.5 + 0.01 * step)
+        other = tensors[1]
+        for _ in range(6):
+            other = other.cos()
+        return whole(tensors[0]) + whole(other)
+
+    for step in range(TIMES):
+        if step == REWRITTEN:
+            settle(kernels=True)
+        found = program(ours, step, lambda tensor: tensor.redistribute(mesh, [Replicate()]))
+        torch.testing.assert_close(found.to_torch(), program(values, step, lambda tensor: tensor))
+    stages = max(dt.debug.graph(), key=lambda stages: len(stages["program"]))
+    lines = stages["early_collectives"].splitlines()
+    call = next(at for at, line in enumerate(lines) if "dtorch::fused_lists" in line)
+    assert lines[call + 1].startswith("begin(")
 
 
 def test_under_mpirun(tmp_path):
