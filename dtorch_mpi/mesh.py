@@ -124,10 +124,12 @@ def is_whole(mesh):
 
 
 def whole_mesh():
-    """All workers along one axis."""
+    """All workers along one axis; the same mesh each time."""
     from .runtime import runtime
 
-    return init_device_mesh((runtime().num_workers,))
+    num_workers = runtime().num_workers
+    number = _meshes.get((tuple(range(num_workers)), (num_workers,), None))
+    return init_device_mesh((num_workers,)) if number is None else _mesh_of[number]
 
 
 def check_mesh(mesh):
