@@ -55,13 +55,13 @@ class AgreedKernels:
 
     def look(self):
         """Take in what is known by now. Never waits."""
-        here = {}
+        here = []
         for text in list(self._wanted):
             state = self._own.state(text)
             if state == FAILED or state == READY and self._are_all_here:
                 self._settle(text, state)
             elif state == READY:
-                here[text] = state
+                here.append(text)
         if not self._are_all_here:
             self._ask(here)
 

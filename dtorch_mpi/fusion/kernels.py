@@ -69,12 +69,6 @@ class Kernels:
                 self._states[text] = self._begin(text)
             return self._states[text]
 
-    def counts(self):
-        """(ready, given up)."""
-        with self._lock:
-            states = list(self._states.values())
-        return states.count(READY), states.count(FAILED)
-
     def stop(self):
         """Leave off what is in the making."""
         with self._lock:

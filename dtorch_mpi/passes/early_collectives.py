@@ -7,7 +7,7 @@ from .facts import (
     ALIASES,
     PARTIAL,
     communicates,
-    is_between_meshes,
+    is_collective,
     is_view,
     packet,
     shardings,
@@ -41,7 +41,7 @@ def early_collectives(graph):
     buckets = _Buckets(graph, work)
     turn = 0  # of the gather before
     for at, node in enumerate(graph.nodes):
-        if node.kind != "redistribute" or node.written or is_between_meshes(node):
+        if not is_collective(node):
             continue
         way = steps(*shardings(node))
         if not communicates(way):
@@ -60,7 +60,7 @@ def _look_through_aliases(graph):
     """Have redistributions read what an alias is of: it is there sooner."""
     at = {id(node): place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if node.kind != "redistribute" or node.written or is_between_meshes(node):
+        if not is_collective(node):
             continue
         value = source = node.arguments[0]
         while source.made_by is not None and packet(source.made_by) in ALIASES:

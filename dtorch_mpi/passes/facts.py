@@ -66,9 +66,12 @@ def shardings(node):
     return tuple(node.words[-2:])
 
 
-def is_between_meshes(node):
+def is_collective(node):
+    """Whether a node redistributes within one mesh, and makes its output."""
+    if node.kind != "redistribute" or node.written:
+        return False
     (before, _), (after, _) = map(sharding_of, shardings(node))
-    return before is not None and mesh_number(before) != mesh_number(after)
+    return before is None or mesh_number(before) == mesh_number(after)
 
 
 def steps(before, after):
@@ -84,7 +87,7 @@ def communicates(steps):
 
 def is_gather(node):
     """Whether a node makes each worker hold more than it did."""
-    return node.kind == "redistribute" and not is_between_meshes(node) and any(
+    return is_collective(node) and any(
         before & 0xFF == SHARD and after == 0 for _, before, after in steps(*shardings(node))
     )
 

@@ -5,7 +5,7 @@ from .facts import (
     ALIASES,
     PARTIAL,
     communicates,
-    is_between_meshes,
+    is_collective,
     packet,
     shardings,
     steps,
@@ -43,13 +43,11 @@ def redundant_collectives(graph):
     """
     written = written_bases(graph)
     for second in list(graph.nodes):
-        if second.kind != "redistribute" or second.written or is_between_meshes(second):
+        if not is_collective(second):
             continue
         way = _way(second.arguments[0])
         first = way[-1]
-        if first is None or first.kind != "redistribute" or first.written:
-            continue
-        if is_between_meshes(first):
+        if first is None or not is_collective(first):
             continue
         (before, between), (again, after) = shardings(first), shardings(second)
         if between != again or _is_partial(after) or id(first.outputs[0]) in written:
