@@ -400,13 +400,10 @@ void set_executes_records(bool executes) { executes_records = executes; }
 
 static bool names_tensors(const Stack& stack, size_t num_arguments) {
   return std::any_of(stack.end() - num_arguments, stack.end(), [](const c10::IValue& value) {
-    const auto is_ours = [](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
-    };
-    if (value.isTensor()) return is_ours(value.toTensor());
+    if (value.isTensor()) return on_workers(value.toTensor());
     if (!value.isTensorList()) return false;
     const auto list = value.toTensorVector();
-    return std::any_of(list.begin(), list.end(), is_ours);
+    return std::any_of(list.begin(), list.end(), on_workers);
   });
 }
 
