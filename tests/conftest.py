@@ -5,6 +5,7 @@ shared memory makes it ask UCX too, which complains on stderr where it finds no 
 """
 
 import getpass
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -33,4 +34,16 @@ def fresh_workers():
     dt.shutdown()
     dt.init()
     yield
+    dt.shutdown()
+
+
+@pytest.fixture(scope="module")
+def mesh(request):
+    """Worker threads for a whole module: a 2x2 mesh, or one of the module's own MESH."""
+    import dtorch_mpi as dt
+
+    shape = getattr(request.module, "MESH", (2, 2))
+    dt.shutdown()
+    dt.init(workers=math.prod(shape))
+    yield dt.init_device_mesh(shape)
     dt.shutdown()

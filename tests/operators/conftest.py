@@ -19,12 +19,3 @@ def workers(request):
     dt.init(workers=count)
     yield count
     dt.shutdown()
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    """Four worker threads as a grid, for the tests of a module."""
-    dt.shutdown()
-    dt.init(workers=4)
-    yield dt.init_device_mesh((2, 2))
-    dt.shutdown()

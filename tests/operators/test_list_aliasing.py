@@ -8,6 +8,8 @@ import torch
 import dtorch_mpi as dt
 from dtorch_mpi import Partial, Replicate, Shard
 
+MESH = (3,)
+
 aten = torch.ops.aten
 LAYOUTS = [Replicate(), Shard(0), Shard(1), Partial()]
 IN_PLACE = [
@@ -18,14 +20,6 @@ IN_PLACE = [
     for overload in packet.overloads()
     if not overload.endswith("out")
 ]
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    dt.shutdown()
-    dt.init(workers=3)
-    yield dt.init_device_mesh((3,))
-    dt.shutdown()
 
 
 def placed(tensor, mesh, layout):

@@ -9,15 +9,9 @@ from launching import run_job
 
 import dtorch_mpi as dt
 
+MESH = (3,)
+
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    dt.shutdown()
-    dt.init(workers=3)
-    yield dt.init_device_mesh((3,))
-    dt.shutdown()
 
 
 def gathered(before):

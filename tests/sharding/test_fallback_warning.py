@@ -7,13 +7,7 @@ import torch
 
 import dtorch_mpi as dt
 
-
-@pytest.fixture(scope="module")
-def mesh():
-    dt.shutdown()
-    dt.init(workers=2)
-    yield dt.init_device_mesh((2,))
-    dt.shutdown()
+MESH = (2,)
 
 
 def inverted(mesh, size):
