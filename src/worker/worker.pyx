@@ -111,6 +111,7 @@ cdef extern from "worker/python_kernel.h" namespace "dtorch" nogil:
 cdef extern from *:
     """
     #include <ATen/Parallel.h>
+    #include "worker/replay.h"
     #include "capture/resize_warnings.h"
     #include <c10/core/DeviceGuard.h>
 
