@@ -163,6 +163,25 @@ def test_one_future_read_by_several_threads():
     assert len(values) == 4 and all(value is values[0] for value in values)
 
 
+def test_many_futures_read_by_several_threads_at_once():
+    x = torch.arange(256.0, device="dtorch")
+    wrong = []
+
+    def read(futures):
+        for number, future in enumerate(futures):
+            if not torch.equal(future.get(), torch.arange(256.0) + number):
+                wrong.append(number)
+
+    for _ in range(10):
+        futures = [(x + number).to_torch_async() for number in range(40)]
+        threads = [threading.Thread(target=read, args=[futures]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
 def test_await_leaves_the_loop_to_others():
     async def main():
         ticks = []

@@ -13,6 +13,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
+from libcpp.mutex cimport mutex
 from libcpp.string cimport string
 from libcpp.unordered_set cimport unordered_set
 from libcpp.vector cimport vector
@@ -484,6 +485,7 @@ cdef class MPIReplies:
     cdef size_t stride
     cdef vector[int] shared_workers, network_workers
     cdef vector[shared_ptr[NetworkReply]] network
+    cdef mutex looking  # threads that wait for one value: MPI lets one at a time test a request
     cdef cbool complete
     cdef cbool detached
     cdef object kept  # parts() of one that was complete when MPI ended
@@ -515,8 +517,10 @@ cdef class MPIReplies:
 
     cdef void let_go(self):
         if self.network.size():
+            self.looking.lock()
             abandon(self.network)
             self.network.clear()
+            self.looking.unlock()
         if self.at >= 0:
             if self.looks_complete():
                 self.owner.board.release(self.at)
@@ -537,6 +541,12 @@ cdef class MPIReplies:
         return True
 
     cdef cbool look(self) noexcept nogil:
+        self.looking.lock()
+        cdef cbool here = self.look_alone()
+        self.looking.unlock()
+        return here
+
+    cdef cbool look_alone(self) noexcept nogil:
         if self.complete:
             return True
         if self.shared_workers.size() and not self.looks_complete():
