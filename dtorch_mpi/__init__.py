@@ -22,6 +22,7 @@ from .configuration import config  # noqa: E402
 from .errors import WorkerError  # noqa: E402
 from .factories import empty, full, ones, rand, randint, randn, zeros  # noqa: E402
 from .future import TensorFuture, VoidFuture  # noqa: E402
+from .graphs import Graph  # noqa: E402
 from .kernels import python_kernel, use_kernels  # noqa: E402
 from .mesh import init_device_mesh  # noqa: E402
 from .passes import graph_pass  # noqa: E402
@@ -36,8 +37,8 @@ from .tensor import distribute_module, distribute_tensor, full_tensor, local_sha
 register()
 
 __all__ = [
-    "FallbackWarning", "Partial", "Profile", "Replicate", "Shard", "TensorFuture", "VoidFuture",
-    "WorkerError", "__version__", "config", "data", "debug", "distribute_module",
+    "FallbackWarning", "Graph", "Partial", "Profile", "Replicate", "Shard", "TensorFuture",
+    "VoidFuture", "WorkerError", "__version__", "config", "data", "debug", "distribute_module",
     "distribute_tensor", "empty", "full", "full_tensor", "graph_pass", "init", "init_device_mesh",
     "is_initialized", "kernels", "local_shards", "mark_step", "num_workers", "ones", "profile",
     "python_kernel", "rand", "randint", "randn", "register_sharding", "shutdown", "stats", "sync",

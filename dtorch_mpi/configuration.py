@@ -30,8 +30,8 @@ class Config:
             settings.preset.update(changed)
         elif name == "passes":
             passes.chosen(value)
-            if running.planner is not None:
-                running.planner.passes = value
+            if running.main.planner is not None:
+                running.main.planner.passes = value
             running.settings.passes = value
         elif name == "kernels":
             configure(value)

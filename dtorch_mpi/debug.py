@@ -24,16 +24,17 @@ def counters():
     running = current()
     if running is not None:
         numbers["batches"] = running.num_batches
-        numbers["bytes_sent"] = running.controller.bytes_sent
-        numbers |= running.controller.trace_counters()
+        numbers["bytes_sent"] = running.bytes_sent
+        numbers |= running.trace_counters()
         numbers["sends"] = running.num_sends
-        if running.planner is not None:
-            numbers["fused_kernels"], numbers["failed_kernels"] = running.planner.kernels.counts()
+        if running.main.planner is not None:
+            made, failed = running.main.planner.kernels.counts()
+            numbers |= {"fused_kernels": made, "failed_kernels": failed}
     return numbers
 
 
 def graph(dot=False):
-    """The windows that were rewritten last, newest first: [{stage: text}].
+    """The windows of this thread's graph that were rewritten last, newest first: [{stage: text}].
 
     The stages are "program", as it was issued, and then each pass by its name, as that left it.
     dot: as Graphviz source in place of text.
@@ -41,11 +42,12 @@ def graph(dot=False):
     from .runtime import current
 
     running = current()
-    if running is None or running.planner is None:
+    engine = running and running.engines.get(_core.current_graph())
+    if not engine or engine.planner is None:
         return []
     return [
         {name: snapshot[dot] for name, snapshot in stages}
-        for _, stages in reversed(running.planner.history)
+        for _, stages in reversed(engine.planner.history)
     ]
 
 

@@ -12,9 +12,10 @@ class VoidFuture:
     Any thread may use it, and several at once.
     """
 
-    def __init__(self, runtime, replies):
+    def __init__(self, runtime, ask):
         self._runtime = runtime
-        self._replies = replies
+        self._ask = ask  # gives the replies to wait for
+        self._replies = ask()
         self._lock = threading.Lock()
         self._error = None
         self._done = False
@@ -99,7 +100,7 @@ class VoidFuture:
             new = self._runtime.not_yet_raised(failures, certain=self._needs_value)
             if new is None and failures:
                 # Told before; a sync must also tell what came after it.
-                self._replies = self._runtime.ask_sync()
+                self._replies = self._ask()
                 return
             if new is not None:
                 self._error = self._runtime.error(new)
@@ -119,7 +120,7 @@ class TensorFuture(VoidFuture):
     _needs_value = True
 
     def __init__(self, runtime, replies, assemble):
-        super().__init__(runtime, replies)
+        super().__init__(runtime, lambda: replies)
         self._assemble = assemble
 
 

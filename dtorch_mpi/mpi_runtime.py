@@ -10,6 +10,7 @@ import traceback
 
 from . import _core, _worker, watcher
 from ._collectives import delay_collectives
+from .kernels.graph_hosting import GraphHost
 from .launch.agreement import check_agreement
 from .launch.guard import check_world
 from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
@@ -77,11 +78,18 @@ def start(settings, launch):
     if cohost:
         hosted = ThreadWorkers(0, 1, len(ranks), settings, threads, maker)
         hosted.workers[0].note_flight()
-    links = [hosted.link] if hosted else []
-    remote = None
-    if comm.size > 1:
-        remote = _mpi.MPILink(comm, ranks, same_node, board, settings.home, settings.spins)
-        links.append(remote)
+    remote = None  # the main graph's link
+
+    def links_of(graph):
+        nonlocal remote
+        links = [hosted.link_for(graph)] if hosted else []
+        if comm.size > 1:
+            link = _mpi.MPILink(comm, ranks, same_node, board if graph == 0 else None,
+                                settings.home, settings.spins, graph)
+            links.append(link)
+            if graph == 0:
+                remote = link
+        return links
 
     def stop():
         if hosted:
@@ -95,7 +103,7 @@ def start(settings, launch):
         """Whether all ranks could leave in good order within seconds."""
         return _finish(comm, remote, board, limit=3)
 
-    running = Runtime(settings, hosted.workers if hosted else [], links, len(ranks), stop)
+    running = Runtime(settings, hosted, links_of, len(ranks), stop)
     running.end_job = end_failed_job
     running.first_rank = first_rank
     running.start()
@@ -115,13 +123,36 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
 
     # Rank 0 decides what a Ctrl-C means; the launcher sends it to all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = _mpi.MPIWorkerLink(comm, worker, ranks, board, settings.spins)
-    serving = _worker.Worker(worker, device, socket.gethostname(), link.worker_end(), maker,
-                             num_workers=len(ranks), one_stream=settings.streams == "one")
+    serving = None  # the main graph's
+
+    def make(index, graph):
+        link = _mpi.MPIWorkerLink(comm, index, ranks, board, settings.spins, graph)
+        made = _worker.Worker(
+            index, device, socket.gethostname(), link.worker_end(), maker, num_workers=len(ranks),
+            one_stream=settings.streams == "one", graph=graph, beside=serving,
+        )  # fmt: skip
+
+        def drain():
+            while not link.drain(0.1):
+                pass
+
+        return made, drain
+
+    def failed(error):
+        _core.flight_failed(f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        sys.stderr.flush()
+        comm.Abort(1)
+
+    serving, drain = make(worker, 0)
+    graphs = GraphHost(make, threads, failed)
     _begin_flight(comm, f"worker {worker}", by_client=False)
     serving.note_flight()
     serving.run(threads)
-    _finish(comm, link, board)
+    graphs.stop()
+    graphs.join()
+    drain()
+    _finish(comm, None, board)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: the user's program above this call must not go on, not even its handlers.

@@ -160,7 +160,7 @@ class Profile:
         )
         sync()
         self._zero = time.monotonic_ns()
-        running.controller.begin_timeline(self._max_events)
+        running.main.controller.begin_timeline(self._max_events)
         self._first_record = _core.counters()["records_issued"]
         _core.begin_timeline(self._max_events)
 
@@ -171,7 +171,7 @@ class Profile:
         _core.stop_timeline()
         _core.take_timeline()
         if self._running is not None:
-            self._running.controller.take_timeline()
+            self._running.main.controller.take_timeline()
         if self._workers_note and current() is self._running:
             on_all_workers("timeline.clear", [], self._running.num_workers, 1)
         self._running = None
@@ -194,7 +194,7 @@ class Profile:
             )
         self.lost["client"] = lost
         stopped = self._ask("timeline.stop", [], 3).tolist()
-        controller, self.lost["controller"] = running.controller.take_timeline()
+        controller, self.lost["controller"] = running.main.controller.take_timeline()
         clocks = self._measure_clocks()
         began = self._began
         before = self._read(self._operators_before).tolist()

@@ -4,14 +4,16 @@ import itertools
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 
 import torch
 
 from . import _controller, _core, _transport, _worker
 from .call_sites import LIBRARY_FOLDERS
+from .engine import Engine, issuing_to
 from .errors import WorkerError
 from .fusion import kernels as fused_kernels
+from .kernels import graph_hosting
 from .kernels.alternatives import configure
 from .settings import from_environment, preset
 
@@ -22,14 +24,23 @@ _over = False
 
 
 class Runtime:
-    """Rank 0's side: the controller thread, the links, and the requests under way."""
+    """Rank 0's side: the graphs' engines, and the requests under way.
 
-    def __init__(self, settings, workers, links, num_workers, stop_workers):
+    hosted: the ThreadWorkers of this process, or None. links_of: the function that makes links to
+    the workers for the graph of a number.
+    """
+
+    def __init__(self, settings, hosted, links_of, num_workers, stop_workers):
         self.settings = settings
         self.num_workers = num_workers
-        self._workers = workers  # those of this process
+        self._hosted = hosted
         self._stop_workers = stop_workers
-        self._links = links
+        self._links_of = links_of
+        self._links = links_of(0)
+        self._order = _controller.SendOrder()
+        self.main = Engine(0, self._links, self._order, settings)
+        self.engines = {0: self.main}  # by the graph's number
+        self.closing = set()  # graphs that end with their last tensor
         self._promises = itertools.count(1)
         self._raised = set()
         self._unread = deque()  # answers that nobody took
@@ -38,48 +49,79 @@ class Runtime:
         self.first_rank = None  # under MPI: worker 0's
         self.end_job = None  # under MPI: leaves with all ranks after a failure
         self.closed = False
-        self.controller = _controller.Controller(
-            [link.controller_end() for link in links],
-            window_bytes=settings.window_bytes,
-            gather_microseconds=settings.gather_us,
-            traces=settings.traces,
-        )
-        self._thread = threading.Thread(
-            target=self.controller.run, name="dtorch-controller", daemon=True
-        )
-        self.planner = None
 
     def start(self):
-        _core.open_queue(self.settings.max_records, self.settings.max_bytes)
-        self._thread.start()
-        if self.settings.traces:
-            from .fusion.agreement import AgreedKernels
-            from .passes.planner import Planner
+        from .fusion.agreement import AgreedKernels
 
-            self.planner = Planner(self.controller, self.settings.passes, AgreedKernels(self))
+        self.main.start(AgreedKernels(self))
+
+    def open_graph(self, number, settings):
+        """Begin another graph on all workers; returns its Engine."""
+        from .fusion.agreement import AgreedKernels
+
+        self._raised = {record for record in self._raised if record >> 48 != number}
+        engine = Engine(number, self._links_of(number), self._order, settings)
+        self.engines[number] = engine
+        engine.start(AgreedKernels(self))
+        with issuing_to(0):
+            graph_hosting.open_on_workers(number)
+        self.main.flush()
+        return engine
+
+    def end_graph(self, number):
+        """End a graph whose records are executed, but for frees of its last tensors."""
+        engine = self.engines.pop(number)
+        if engine.planner is not None:
+            engine.planner.stop()
+        engine.shut()
+        engine.join()
+        engine.controller.leave()
+        # Nothing of it may come to the next graph of this number.
+        while not all(link.have_ended() for link in engine.links):
+            self.check()
+            time.sleep(0.001)
 
     @property
     def local_workers(self):
         """The numbers of those that run in this process."""
-        return {worker.index for worker in self._workers}
+        return {worker.index for worker in self._hosted.workers} if self._hosted else set()
+
+    @property
+    def controllers(self):
+        """Of all graphs."""
+        return [engine.controller for engine in self.engines.values()]
+
+    def trace_counters(self):
+        """What became of the windows of all graphs so far, by name."""
+        total = Counter()
+        for controller in self.controllers:
+            total.update(controller.trace_counters())
+        return dict(total)
 
     @property
     def num_batches(self):
-        return self.controller.num_batches
+        return sum(controller.num_batches for controller in self.controllers)
+
+    @property
+    def bytes_sent(self):
+        """Of batches, to each worker."""
+        return sum(controller.bytes_sent for controller in self.controllers)
 
     @property
     def num_sends(self):
-        return sum(link.num_sends for link in self._links)
+        return sum(link.num_sends for engine in self.engines.values() for link in engine.links)
 
-    def flush(self):
-        """Have everything issued sent, at once: somebody waits for a value."""
-        self.controller.flush()
+    def flush(self, graph=None):
+        """Have everything issued to a graph, by default this thread's, sent at once."""
+        engine = self.engines.get(_core.current_graph() if graph is None else graph)
+        if engine is not None:
+            engine.flush()
 
     def check(self):
         """Raise if waiting on is pointless, because a worker is gone."""
         for link in self._links:
             link.check()
-        for worker in self._workers:
+        for worker in self._hosted.all_workers if self._hosted else ():
             if worker.broken:
                 raise RuntimeError(
                     f"worker {worker.index} lost the stream of records ({worker.broken}): this is "
@@ -101,12 +143,25 @@ class Runtime:
     def expect_all(self, nbytes=0):
         return self._expect(self._promise(), list(range(self.num_workers)), nbytes)
 
-    def ask_sync(self):
-        """Replies that are there when all workers have come this far."""
-        replies, promise = self.expect_all()
-        _core.request_sync(promise)
-        self.flush()
+    def ask_graph(self, number):
+        """Replies that are there when all workers have come this far in one graph."""
+        with issuing_to(number):
+            replies, promise = self.expect_all()
+            _core.request_sync(promise)
+        self.flush(number)
         return replies
+
+    def ask_sync(self):
+        """The same of all graphs."""
+        graphs = list(self.engines)
+        if len(graphs) == 1:
+            return self.ask_graph(0)
+        return _Together([self.ask_graph(number) for number in graphs])
+
+    def sync_graph(self, number):
+        from .future import VoidFuture
+
+        VoidFuture(self, lambda: self.ask_graph(number)).get()
 
     def left_unread(self, replies):
         """Look after the answers of a future that was dropped: a failure must not get lost."""
@@ -156,14 +211,14 @@ class Runtime:
 
     def error(self, failure):
         """The WorkerError for a failure as a reply brings it."""
-        *_, worker, _ = failure
+        text, site, record, worker, host = failure
         rank = None if self.first_rank is None else self.first_rank + worker
-        return WorkerError(*failure, rank)
+        return WorkerError(text, site, record % (1 << 48), worker, host, rank)  # of its graph
 
     def worker_memory(self):
         from .kernels import memory
 
-        return memory.measure(self.num_workers)
+        return memory.measure(self.num_workers, list(self.engines))
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -179,13 +234,15 @@ class Runtime:
             except WorkerError as error:
                 failures.append(error)
         self.closed = True
-        if self.planner is not None:
-            self.planner.stop()
-        _core.emit_shutdown()
-        self.controller.stop()
-        _core.flush()
-        _core.close_queue()
-        self._thread.join()
+        _core.set_current_graph(0)
+        for number in sorted(self.engines, reverse=True):
+            if number != 0:
+                self.end_graph(number)
+        if self.main.planner is not None:
+            self.main.planner.stop()
+            self.main.planner.kernels.stop()
+        self.main.shut()
+        self.main.join()
         self._stop_workers()
         return failures
 
@@ -196,27 +253,33 @@ class Runtime:
         runs can't be interrupted.
         """
         self.closed = True
-        for worker in self._workers:
+        workers = self._hosted.all_workers if self._hosted else []
+        for worker in workers:
             worker.stop()
         if self.groups is not None:
             self.groups.abort("the program has ended")
-        _core.emit_shutdown()
-        self.controller.stop()
-        _core.flush()
-        _core.close_queue()
+        engines = list(self.engines.values())
+        for engine in engines:
+            engine.shut()
         until = time.monotonic() + 3
-        planned = self.planner is None or self.planner.stop(3)
-        while any(worker.running for worker in self._workers) and time.monotonic() < until:
+        planned = [
+            engine.planner.stop(max(0.0, until - time.monotonic()))
+            for engine in engines if engine.planner is not None
+        ]  # fmt: skip
+        if self.main.planner is not None:
+            self.main.planner.kernels.stop()
+        while any(worker.running for worker in workers) and time.monotonic() < until:
             time.sleep(0.005)
-        self._thread.join(timeout=max(0.5, until - time.monotonic()))
-        self.controller.abandon()
+        for engine in engines:
+            engine.join(timeout=max(0.5, until - time.monotonic()))
+            engine.abandon()
         if self.end_job is not None:
             return self.end_job()
-        return planned and not any(worker.running for worker in self._workers)
+        return all(planned) and not any(worker.running for worker in workers)
 
 
-class _Joined:
-    """Replies that come over several links."""
+class _Together:
+    """Replies to several requests, as one."""
 
     def __init__(self, replies):
         self._replies = replies
@@ -226,6 +289,13 @@ class _Joined:
 
     def wait(self, microseconds):
         return all(replies.wait(microseconds) for replies in self._replies)
+
+    def parts(self):
+        return [part for replies in self._replies for part in replies.parts()]
+
+
+class _Joined(_Together):
+    """The answers of several links' workers to one request."""
 
     def parts(self):
         joined = None
@@ -242,32 +312,60 @@ def VoidRequest(running):  # noqa: N802 -- reads as the class it makes
     """A future that is ready when all workers have come this far."""
     from .future import VoidFuture
 
-    return VoidFuture(running, running.ask_sync())
+    return VoidFuture(running, running.ask_sync)
 
 
 class ThreadWorkers:
-    """Worker threads of this process and the link to them. num_workers: of the job."""
+    """Worker threads of this process and the links to them. num_workers: of the job."""
 
     def __init__(self, first, count, num_workers, settings, num_threads, make_group):
-        self.link = _transport.MemoryLink(first, count, settings.spins)
-        host = socket.gethostname()
-        self.workers = [
-            _worker.Worker(first + i, "cpu", host, self.link.worker_end(i), make_group,
-                           num_workers=num_workers, one_stream=settings.streams == "one")
-            for i in range(count)
-        ]
-        self.threads = [
+        self._first, self._count = first, count
+        self._num_workers = num_workers
+        self._settings = settings
+        self._make_group = make_group
+        self._links = {}  # by graph
+        self._graphs = graph_hosting.GraphHost(self._make_for_graph, num_threads)
+        self._links[0] = self._new_link()
+        self.workers = [self._make(first + i, 0) for i in range(count)]
+        self._threads = [
             threading.Thread(
-                target=worker.run, args=(num_threads,), name=f"dtorch-worker-{first + i}",
+                target=worker.run, args=(num_threads,), name=f"dtorch-worker-{worker.index}",
                 daemon=True,
             )
-            for i, worker in enumerate(self.workers)
+            for worker in self.workers
         ]
-        for thread in self.threads:
+        for thread in self._threads:
             thread.start()
 
+    def _new_link(self):
+        return _transport.MemoryLink(self._first, self._count, self._settings.spins)
+
+    def link_for(self, graph):
+        """The link to these workers for a graph that begins."""
+        if graph != 0:
+            self._links[graph] = self._new_link()
+        return self._links[graph]
+
+    def _make(self, index, graph):
+        at = index - self._first
+        return _worker.Worker(
+            index, "cpu", socket.gethostname(), self._links[graph].worker_end(at),
+            self._make_group, num_workers=self._num_workers,
+            one_stream=self._settings.streams == "one", graph=graph,
+            beside=None if graph == 0 else self.workers[at],
+        )  # fmt: skip
+
+    def _make_for_graph(self, index, graph):
+        return self._make(index, graph), None
+
+    @property
+    def all_workers(self):
+        """Of all graphs."""
+        return self.workers + self._graphs.workers
+
     def join(self):
-        for thread in self.threads:
+        self._graphs.join()
+        for thread in self._threads:
             thread.join()
 
 
@@ -343,7 +441,8 @@ def _start_threads(settings):
     threads = settings.threads or cpu_threads(settings.workers)
     hosted = ThreadWorkers(0, settings.workers, settings.workers, settings, threads,
                            groups.maker())  # fmt: skip
-    running = Runtime(settings, hosted.workers, [hosted.link], settings.workers, hosted.join)
+    running = Runtime(settings, hosted, lambda graph: [hosted.link_for(graph)], settings.workers,
+                      hosted.join)
     running.groups = groups
     running.start()
     return running
@@ -390,8 +489,9 @@ def shutdown():
     with _lock:
         if _current is None:
             return
-        if _current.planner is not None:
-            _current.planner.stop()  # it may issue something, which must not start workers anew
+        for engine in _current.engines.values():
+            if engine.planner is not None:
+                engine.planner.stop()  # it may issue something, which must not start workers anew
         running, _current = _current, None
         failures = running.close()
         from .mesh import forget_all
@@ -406,8 +506,9 @@ def shutdown():
 def end():
     """The program is over: returns the runtime, or None, and lets no other begin."""
     global _current, _over
-    if _current is not None and _current.planner is not None:
-        _current.planner.halt()
+    for engine in _current.engines.values() if _current is not None else ():
+        if engine.planner is not None:
+            engine.planner.halt()
     running, _current = _current, None
     _over = True
     return running
@@ -423,7 +524,7 @@ def forget_after_fork():
     if _current is not None:
         _forked = True
         # Never freed: its locks belong to threads that do not exist here.
-        _core.forget_after_fork(_current)
+        _core.forget_after_fork(_current, [n for n in _current.engines if n != 0])
         _current = None
 
 

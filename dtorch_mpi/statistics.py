@@ -1,6 +1,9 @@
 """Where a job's work and time go, in numbers."""
 
+import torch
+
 from . import _core
+from .engine import issuing_to
 
 
 def stats():
@@ -19,7 +22,8 @@ def stats():
     workers: for each, "operators" executed; "busy", seconds of executing batches, waits within
     collectives included; "idle", seconds of waiting for batches; "peak_memory", the largest
     resident memory of its process in bytes, as `torch.dtorch.max_memory_allocated()` takes it.
-    Worker threads of one process have the same.
+    Worker threads of one process have the same. With several graphs, busy and idle are sums over
+    their threads.
 
     How long the client takes isn't measured: to read a clock for each operator would cost it more
     than is worth it. :func:`dtorch_mpi.profile` does.
@@ -40,14 +44,17 @@ def stats():
     running = current()
     if running is None:
         return numbers
-    numbers |= running.controller.trace_counters()
+    numbers |= running.trace_counters()
     numbers["batches"] = running.num_batches
-    numbers["bytes_sent"] = running.controller.bytes_sent
-    numbers["controller_busy"] = running.controller.busy_seconds
-    times = on_all_workers("stage_times", [], running.num_workers, 2).to_torch().tolist()
+    numbers["bytes_sent"] = running.bytes_sent
+    numbers["controller_busy"] = sum(c.busy_seconds for c in running.controllers)
+    times = torch.zeros(running.num_workers, 2, dtype=torch.int64)
+    for graph in running.engines:
+        with issuing_to(graph):
+            times += on_all_workers("stage_times", [], running.num_workers, 2).to_torch()
     numbers["workers"] = [
         {"operators": memory["operators"], "busy": busy * 1e-9, "idle": idle * 1e-9,
          "peak_memory": memory["peak"]}
-        for (busy, idle), memory in zip(times, running.worker_memory(), strict=True)
+        for (busy, idle), memory in zip(times.tolist(), running.worker_memory(), strict=True)
     ]  # fmt: skip
     return numbers

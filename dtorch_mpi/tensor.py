@@ -4,6 +4,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from . import _core, _sharding
+from .engine import issuing_to
 from .mesh import (
     check_placements,
     is_whole,
@@ -130,20 +131,17 @@ def request(tensor):
     from .runtime import runtime
 
     running = runtime()
-    tensor = tensor.detach()
     number = _core.sharding(tensor)
     mesh, held = sharding_of(number)
     if held and any(isinstance(placement, Partial) for placement in held):
-        tensor = _move(
-            tensor,
-            sharding_number(mesh, tuple(Replicate() if p.is_partial() else p for p in held)),
-        )
+        whole = tuple(Replicate() if p.is_partial() else p for p in held)
+        with issuing_to(_core.graph_of(tensor)):
+            tensor = _move(tensor, sharding_number(mesh, whole))
         number = _core.sharding(tensor)
     sizes = list(tensor.shape)
     workers = None if mesh is None else mesh.mesh.flatten().tolist()
     replies, promise = running.expect_value(workers, tensor, number)
-    _core.request_value(_core.slot(tensor), promise, number)
-    running.flush()
+    running.flush(_core.request_value(tensor, promise, number))
 
     def assemble(values):
         if number == 0:

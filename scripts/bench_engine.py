@@ -100,7 +100,7 @@ def gpt(dt, arguments):
     contenders = {"gpt": trainer("dtorch"), "gpt.eager": trainer("cpu")}
     for steps in contenders.values():
         seconds_a_step(steps, 4)
-    dt.runtime.current().planner.wait(600, kernels=True)
+    dt.runtime.current().main.planner.wait(600, kernels=True)
     taken = {name: [] for name in contenders}
     for _ in range(arguments.rounds):
         for name, steps in contenders.items():
@@ -116,7 +116,7 @@ def bytes_a_step(dt):
     steps, sent = trainer("dtorch", width=64), []
     for step in range(12):
         if step == 10:
-            dt.runtime.current().planner.wait(600, kernels=True)
+            dt.runtime.current().main.planner.wait(600, kernels=True)
         dt.sync()
         before = dt.debug.counters()["bytes_sent"]
         steps(1)
@@ -166,7 +166,7 @@ def chain(dt, arguments):
 
     for _ in range(5):
         taken("dtorch")
-    dt.runtime.current().planner.wait(600, kernels=True)
+    dt.runtime.current().main.planner.wait(600, kernels=True)
     times = {"dtorch": [], "cpu": []}
     for _ in range(arguments.rounds):
         for device, values in times.items():
@@ -250,7 +250,7 @@ def overlap(dt, prefix, arguments):
     steps = trainer("dtorch", lambda model: dt.distribute_module(model, mesh, {}),
                     place=lambda tensor: dt.distribute_tensor(tensor, mesh, data))  # fmt: skip
     seconds_a_step(steps, 6)
-    dt.runtime.current().planner.wait(600, kernels=True)
+    dt.runtime.current().main.planner.wait(600, kernels=True)
     steps(2)
     first, every = [], []
     for _ in range(arguments.rounds):

@@ -108,7 +108,7 @@ def differences(lines, mesh, times=1):
 
     for left in reversed(range(times)):
         if times > 1 and left == 1:
-            current().planner.wait()
+            current().main.planner.wait()
         if wrong := _differences(lines, mesh):
             return wrong if left == times - 1 else f"the {times - left}th time: {wrong}"
     return ""

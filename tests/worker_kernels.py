@@ -1,6 +1,7 @@
 """Python kernels that tests of several rooms call; every rank imports this."""
 
 import os
+import random
 import time
 
 import torch
@@ -52,4 +53,19 @@ def die(worker, number):
     from torch.distributed.tensor import Shard
 
     return call("tests.die", [worker, number], sizes=[num_workers()], dtype=torch.float32,
+                mesh=init_device_mesh((num_workers(),)), placements=[Shard(0)])  # fmt: skip
+
+
+@kernel("tests.uneven_sleep")
+def _uneven_sleep(context, longest, seed):
+    ((first, rows), *_), = context.local_slices
+    time.sleep(random.Random(seed * 1000 + first).uniform(0, longest))
+    return torch.zeros(rows)
+
+
+def uneven_sleep(longest, seed):
+    """Each worker sleeps for another time of at most `longest` seconds."""
+    from torch.distributed.tensor import Shard
+
+    return call("tests.uneven_sleep", [longest, seed], sizes=[num_workers()], dtype=torch.float32,
                 mesh=init_device_mesh((num_workers(),)), placements=[Shard(0)])  # fmt: skip

@@ -33,14 +33,22 @@ def reset_peak():
     call("dtorch.reset_peak", [], sizes=[], dtype=torch.uint8)
 
 
-def measure(num_workers):
-    """[{"bytes", "peak", "tensors", "operators"}] by worker."""
+def measure(num_workers, graphs):
+    """[{"bytes", "peak", "tensors", "operators"}] by worker, of all graphs of these numbers."""
     from torch.distributed.tensor import Shard
 
+    from ..engine import issuing_to
     from ..mesh import init_device_mesh
 
     mesh = init_device_mesh((num_workers,))
-    rows = call("dtorch.memory", [], sizes=[num_workers, 4], dtype=torch.int64, mesh=mesh,
-                placements=[Shard(0)]).to_torch().tolist()
-    names = ("bytes", "peak", "tensors", "operators")
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    found = []
+    for graph in graphs:
+        with issuing_to(graph):
+            found.append(call("dtorch.memory", [], sizes=[num_workers, 4], dtype=torch.int64,
+                              mesh=mesh, placements=[Shard(0)]))  # fmt: skip
+    rows = torch.stack([rows.to_torch() for rows in found])  # [graphs, workers, 4]
+    totals, peaks = rows.sum(0).tolist(), rows.amax(0).tolist()
+    return [
+        {"bytes": total[0], "peak": peak[1], "tensors": total[2], "operators": total[3]}
+        for total, peak in zip(totals, peaks, strict=True)
+    ]

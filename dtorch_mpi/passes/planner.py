@@ -38,7 +38,6 @@ class Planner:
         """End the thread; returns whether it has ended within the time: a pass may take its own."""
         self._stopping.set()
         self._thread.join(seconds)
-        self.kernels.stop()
         return not self._thread.is_alive()
 
     def wait(self, seconds=10.0, kernels=False):

@@ -48,8 +48,7 @@ void lay_out_whole(Slot& base, const Geometry& geometry) {
       replace_view(base, view, slot_of(made));
     }
   }
-  std::swap(base.id, slot_of(memory).id);
-  std::swap(base.sharding, slot_of(memory).sharding);
+  base.exchange(slot_of(memory));
 }
 
 // must_be_whole: even where no view is apart.
@@ -100,8 +99,7 @@ void lay_back(const std::vector<Laid>& laid) {
     if (slot.sharding == 0 && sharding != 0) slot.sharding = whole_sharding(sharding);
     if (slot.sharding == sharding || !slot.is_alone() || !sharding_fits(sharding, tensor.dim())) continue;
     auto made = redistribute(tensor, slot.sharding, sharding);
-    std::swap(slot.id, slot_of(made).id);
-    std::swap(slot.sharding, slot_of(made).sharding);
+    slot.exchange(slot_of(made));
   }
 }
 

@@ -9,8 +9,10 @@
 #include <torch/library.h>
 
 #include "capture/aliases.h"
+#include "capture/between_graphs.h"
 #include "capture/call_family.h"
 #include "capture/call_site.h"
+#include "capture/definitions.h"
 #include "capture/known_calls.h"
 #include "capture/python_hooks.h"
 #include "capture/record_queue.h"
@@ -24,13 +26,14 @@ namespace {
 
 using Slots = c10::SmallVector<uint32_t, 8>;
 
-void define_operator(RecordQueue& queue, OperatorInfo& info) {
-  Writer writer = queue.reserve(kHeaderWords + 4 + (info.name.size() + info.overload.size()) / 4);
-  writer.begin(Kind::kDefineOperator, 2, info.number, 0);
-  writer.string(info.name);
-  writer.string(info.overload);
-  queue.commit(writer.end());
-  info.defined_for = queue.generation();
+void define_operator(OperatorInfo& info) {
+  auto& definitions = Definitions::get();
+  definitions.add(kHeaderWords + 4 + (info.name.size() + info.overload.size()) / 4, [&](Writer& writer) {
+    writer.begin(Kind::kDefineOperator, 2, info.number, 0);
+    writer.string(info.name);
+    writer.string(info.overload);
+  });
+  info.defined_for = definitions.generation();
   note_operator(info);
   if (flight_noted_by_client()) flight_record().define_op(info.number, info.name);
 }
@@ -83,19 +86,48 @@ bool crosses_lists(const OperatorInfo& info, const CallEntry& entry, const CallK
          });
 }
 
+Slots slots_of_inputs(const CallKey& key) {
+  Slots slots;
+  for (const at::Tensor* input : key.inputs) slots.push_back(slot_of(*input).id);
+  return slots;
+}
+
+// The slots by which this queue's workers know the inputs, where there are several graphs.
+Slots use_inputs(RecordQueue& queue, const OperatorInfo& info, const CallKey& key, const c10::IValue* arguments) {
+  Slots slots;
+  size_t next = 0;
+  const auto use = [&](const at::Tensor& tensor, bool writes) {
+    if (next == key.inputs.size() || !on_workers(tensor)) return;
+    slots.push_back(BetweenGraphs::get().use(queue, slot_of(*key.inputs[next++]), writes));
+  };
+  for (size_t a = 0; a < info.arguments.size(); ++a) {
+    const auto& value = arguments[a];
+    if (value.isTensor()) {
+      use(value.toTensor(), info.arguments[a].written);
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      for (const c10::IValue& element : value.toListRef()) {
+        if (element.isTensor()) use(element.toTensor(), info.arguments[a].written);
+      }
+    }
+  }
+  TORCH_INTERNAL_ASSERT(next == key.inputs.size());
+  return slots;
+}
+
 // Writes the records of one call; the stream lock is held. Returns whether the first input was
 // moved: a view of it is then apart from it.
 bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, const CallKey& key,
                const c10::IValue* arguments, uint32_t site, const c10::IValue& generator_pair,
                Slots* outputs) {
-  Slots inputs;
-  for (const at::Tensor* input : key.inputs) {
-    const auto& slot = slot_of(*input);
-    queue.check_alive(slot.generation);
-    inputs.push_back(slot.id);
-  }
-  if (C10_UNLIKELY(info.defined_for != queue.generation())) define_operator(queue, info);
-  site = site_on_workers(queue, site);
+  static Definitions& definitions = Definitions::get();
+  static BetweenGraphs& between_graphs = BetweenGraphs::get();
+  for (const at::Tensor* input : key.inputs) check_alive(slot_of(*input));
+  if (C10_UNLIKELY(info.defined_for != definitions.generation())) define_operator(info);
+  site = site_on_workers(site);
+  definitions.bring(queue);
+  const Slots named = C10_UNLIKELY(between_graphs.is_active()) ? use_inputs(queue, info, key, arguments)
+                                                               : slots_of_inputs(key);
+  Slots inputs = named;
   if (flight_noted_by_client()) flight_record().note(info.number, site);
   c10::SmallVector<Moved, 8> moved;
   std::map<std::pair<uint32_t, uint32_t>, size_t> written;
@@ -188,11 +220,12 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   for (auto& [move, moved_slot, restore] : moved) {
     auto& slot = slot_of(*key.inputs[move.input]);
     if (restore) {
-      emit_redistribute(queue, moved_slot, slot.id, *key.inputs[move.input], move.to, move.from,
-                        true, site);
+      emit_redistribute(queue, moved_slot, named[move.input], *key.inputs[move.input], move.to,
+                        move.from, true, site);
     }
     // A partial sum that was reduced once stays reduced, unless a view still needs the sum.
-    if (!restore && slot.sharding == move.from && move.only_reduces && slot.is_alone()) {
+    if (!restore && slot.sharding == move.from && move.only_reduces && slot.is_alone() &&
+        slot.home == &queue) {
       std::swap(slot.id, moved_slot);
       slot.sharding = move.to;
     } else {
@@ -200,6 +233,7 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
     }
     queue.free_slot_locked(moved_slot);
   }
+  if (C10_UNLIKELY(between_graphs.is_active())) between_graphs.note(queue);
   return is_apart;
 }
 
@@ -228,7 +262,15 @@ at::Tensor make_output(const TensorMeta& meta, uint32_t slot, const at::Tensor* 
                             meta.offset + base_offset);
   if (C10_UNLIKELY(meta.conjugate)) tensor._set_conj(true);
   if (C10_UNLIKELY(meta.negative)) tensor._set_neg(true);
-  if (base) add_view(*base, tensor, is_apart);
+  if (base) {
+    add_view(*base, tensor, is_apart);
+    auto& view = slot_of(tensor);
+    view.memory = slot_of(*base).memory;
+    if (C10_UNLIKELY(BetweenGraphs::get().is_active())) {
+      std::lock_guard<SpinLock> guard(RecordQueue::lock);
+      BetweenGraphs::get().add_view(slot_of(*base), view);
+    }
+  }
   return tensor;
 }
 
@@ -291,6 +333,15 @@ void lay_out_as(const c10::SmallVector<int64_t, 5>& sizes, TensorMeta* meta) {
   meta->sizes = sizes;
 }
 
+// The slot by which a queue's workers know a tensor that a record of it has named.
+uint32_t slot_in(const RecordQueue& queue, const at::Tensor& tensor) {
+  const auto& slot = slot_of(tensor);
+  for (const auto& import : slot.imports) {
+    if (import.home == &queue && import.generation == queue.generation()) return import.id;
+  }
+  return slot.id;
+}
+
 // The outputs of an operator that only a worker can describe: every return gets a slot,
 // and the workers are asked what came out.
 void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key,
@@ -316,12 +367,13 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
   for (size_t r = 0; r < info.returns.size(); ++r) {
     described.push_back(info.returns[r].written_argument < 0
                             ? (*slots)[next++]
-                            : slot_of(arguments[info.returns[r].written_argument].toTensor()).id);
+                            : slot_in(queue, arguments[info.returns[r].written_argument].toTensor()));
   }
   std::vector<TensorMeta> metas;
   try {
     metas = describe_slots(described);
   } catch (...) {
+    std::lock_guard<SpinLock> guard(queue.lock);
     for (uint32_t slot : *slots) queue.free_slot(slot, queue.generation());
     throw;
   }
@@ -343,6 +395,7 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
     if (metas[r].dtype == c10::ScalarType::Undefined) {
       output.kind = OutputKind::kUndefined;
       output.tensors.clear();
+      std::lock_guard<SpinLock> guard(queue.lock);
       queue.free_slot(slot, queue.generation());
     } else {
       kept.push_back(slot);
@@ -367,21 +420,21 @@ void learn_sizes(RecordQueue& queue, const OperatorInfo& info, const c10::IValue
 
 }  // namespace
 
-// The site number to write, defined on the workers if it is new. The stream lock is held.
-uint32_t site_on_workers(RecordQueue& queue, uint32_t site) {
+uint32_t site_on_workers(uint32_t site) {
+  static Definitions& definitions = Definitions::get();
   static std::vector<bool> defined{true};
   static uint32_t generation = 0;
-  if (generation != queue.generation()) {
+  if (generation != definitions.generation()) {
     defined = {true};
-    generation = queue.generation();
+    generation = definitions.generation();
   }
   if (site < defined.size() && defined[site]) return site;
   if (site >= defined.size()) defined.resize(site + 1);
   const std::string text = site_text(site);
-  Writer writer = queue.reserve(kHeaderWords + 2 + text.size() / 4);
-  writer.begin(Kind::kDefineSite, 1, site, 0);
-  writer.string(text);
-  queue.commit(writer.end());
+  definitions.add(kHeaderWords + 2 + text.size() / 4, [&](Writer& writer) {
+    writer.begin(Kind::kDefineSite, 1, site, 0);
+    writer.string(text);
+  });
   defined[site] = true;
   if (flight_noted_by_client()) flight_record().define_site(site, text);
   return site;
@@ -420,7 +473,7 @@ CaptureCounters& counters() {
 
 void capture(const c10::OperatorHandle& op, Stack* stack) {
   check_is_client();
-  auto& queue = RecordQueue::get();
+  auto& queue = RecordQueue::current();
   // Without workers, a tensor on the device is one of workers that are gone.
   if (C10_UNLIKELY(!queue.is_open())) start_runtime(names_tensors(*stack, op.schema().arguments().size()));
   queue.throttle();
@@ -491,7 +544,7 @@ void capture(const c10::OperatorHandle& op, Stack* stack) {
     return;
   }
   if (C10_UNLIKELY(entry == nullptr)) {
-    for (const at::Tensor* input : key.inputs) queue.check_alive(slot_of(*input).generation);
+    for (const at::Tensor* input : key.inputs) check_alive(slot_of(*input));
     std::optional<CallFamily> family;
     if (rule == MetaRule::kMeta && !(info.takes_host_indices && has_mask(info, arguments))) {
       family.emplace(key, info);

@@ -4,6 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "capture/call_entry.h"
+#include "capture/record_queue.h"
+#include "tensor/slot.h"
 #include "wire/record.h"
 
 namespace dtorch {
@@ -30,8 +32,10 @@ at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to);
 size_t redistribute_words(const at::Tensor& tensor);
 void write_redistribute(Writer& writer, uint32_t input, uint32_t output, const at::Tensor& tensor,
                         uint32_t from, uint32_t to, bool into, uint32_t site);
-// Asks the workers in the stream for a slot's value or metadata, or for a sign of life.
-void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding);
+// Asks the workers of this thread's graph for a slot's metadata, or for a sign of life.
+void emit_request(Kind kind, uint32_t slot, const PromiseName& promise);
+// Asks for a tensor's value. Returns the graph whose workers are asked.
+uint32_t request_value(const at::Tensor& tensor, const PromiseName& promise, uint32_t sharding);
 // A function of dtorch_mpi.kernels, run by every worker; outputs as described by `metas`.
 std::vector<at::Tensor> call_python_kernel(const std::string& name, const std::string& packed,
                                            const std::vector<TensorMeta>& metas);
@@ -59,9 +63,10 @@ void check_is_client();
 
 // Where the user's program is, by number.
 uint32_t current_site();
-// The number to write in a record, defined on the workers if it is new; hold the stream lock.
-class RecordQueue;
-uint32_t site_on_workers(RecordQueue& queue, uint32_t site);
+// The number to write in a record, defined if it is new; hold the stream lock.
+uint32_t site_on_workers(uint32_t site);
+// Raises for a tensor of workers that were shut down.
+inline void check_alive(const Slot& slot) { slot.home->check_alive(slot.generation); }
 
 struct CaptureCounters {
   uint64_t operators = 0, misses = 0, new_sizes = 0, uploads = 0, upload_bytes = 0, reads = 0, moves = 0;

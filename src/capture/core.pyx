@@ -32,8 +32,10 @@ cdef extern from *:
     #include <torch/csrc/utils/pybind.h>
 
     #include "capture/autocast.h"
+    #include "capture/between_graphs.h"
     #include "capture/call_site.h"
     #include "capture/capture.h"
+    #include "capture/definitions.h"
     #include "capture/python_hooks.h"
     #include "capture/record_queue.h"
     #include "tensor/device.h"
@@ -74,7 +76,16 @@ cdef extern from *:
       });
       dtorch::register_capture();
       dtorch::register_autocast();
-      dtorch::RecordQueue::get().while_waiting = [] { dtorch::check_workers(); };
+    }
+    static void dtorch_open_queue(dtorch::RecordQueue& queue) {
+      queue.while_waiting = [] { dtorch::check_workers(); };
+      queue.open();
+      std::lock_guard<dtorch::SpinLock> guard(queue.lock);
+      if (queue.graph == 0) {
+        dtorch::Definitions::get().begin_anew();
+      } else {
+        dtorch::BetweenGraphs::get().begin(queue.graph);
+      }
     }
 
     static void dtorch_append_meta(std::vector<dtorch::TensorMeta>& metas, int dtype,
@@ -102,6 +113,7 @@ cdef extern from *:
     void dtorch_fail_at_exit()
     void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
     object dtorch_default_generator() except +
+    void dtorch_open_queue(RecordQueue&)
     PromiseName dtorch_promise(int home, uint32_t id, uint64_t place)
 
 
@@ -110,7 +122,6 @@ cdef extern from "wire/record.h" namespace "dtorch":
         pass
     cppclass Kind "dtorch::Kind":
         pass
-    Kind kGet "dtorch::Kind::kGet"
     Kind kSync "dtorch::Kind::kSync"
     Kind kDescribe "dtorch::Kind::kDescribe"
 
@@ -118,8 +129,14 @@ cdef extern from "wire/record.h" namespace "dtorch":
 cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
     cppclass RecordQueue:
         @staticmethod
-        RecordQueue& get()
-        void open()
+        RecordQueue& main()
+        @staticmethod
+        RecordQueue& current()
+        @staticmethod
+        void set_current(RecordQueue&)
+        @staticmethod
+        RecordQueue& of(uint32_t graph)
+        uint32_t graph
         void close()
         cbool is_open()
         void flush() nogil
@@ -129,7 +146,7 @@ cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
         uint64_t bytes_issued()
         uint64_t bytes_executed()
         uint64_t live_slots()
-        void check_alive(uint32_t generation) except +
+        size_t num_imports
         uint64_t max_records
         uint64_t max_bytes
 
@@ -144,7 +161,9 @@ cdef extern from "capture/call_entry.h" namespace "dtorch":
 cdef extern from "capture/capture.h" namespace "dtorch":
     Tensor c_upload "dtorch::upload"(const Tensor&, uint32_t) except +
     Tensor c_redistribute "dtorch::redistribute"(const Tensor&, uint32_t, uint32_t) except +
-    void emit_request(Kind, uint32_t, const PromiseName&, uint32_t) except +
+    void emit_request(Kind, uint32_t, const PromiseName&) except +
+    uint32_t c_request_value "dtorch::request_value"(const Tensor&, const PromiseName&, uint32_t) except +
+    void check_alive(const Slot&) except +
     vector[Tensor] c_call_python_kernel "dtorch::call_python_kernel"(
         const string&, const string&, const vector[TensorMeta]&) except +
     void c_define_mesh "dtorch::define_mesh"(uint32_t, IntArrayRef, IntArrayRef) except +
@@ -198,11 +217,11 @@ cdef extern from *:
 
     static void dtorch_begin_timeline(size_t capacity) {
       std::vector<dtorch::Event> room(capacity);
-      std::lock_guard<dtorch::SpinLock> guard(dtorch::RecordQueue::get().lock);
+      std::lock_guard<dtorch::SpinLock> guard(dtorch::RecordQueue::lock);
       dtorch::client_timeline.start(std::move(room));
     }
     static void dtorch_stop_timeline() {
-      std::lock_guard<dtorch::SpinLock> guard(dtorch::RecordQueue::get().lock);
+      std::lock_guard<dtorch::SpinLock> guard(dtorch::RecordQueue::lock);
       dtorch::client_timeline.stop();
     }
     """
@@ -249,9 +268,8 @@ cdef extern from "wire/flight.h" namespace "dtorch":
 
 cdef extern from "tensor/slot.h" namespace "dtorch":
     cppclass Slot:
-        uint32_t id
         uint32_t sharding
-        uint32_t generation
+        RecordQueue* home
     Slot& slot_of(const Tensor&) except +
     cbool on_workers(const Tensor&)
 
@@ -289,7 +307,7 @@ cdef const Tensor* distributed(object tensor) except NULL:
 
 cdef Slot* live_slot(object tensor) except NULL:
     cdef Slot* found = &slot_of(distributed(tensor)[0])
-    RecordQueue.get().check_alive(found.generation)
+    check_alive(found[0])
     return found
 
 
@@ -298,9 +316,9 @@ def default_generator():
     return dtorch_default_generator()
 
 
-def slot(tensor):
-    """The number under which the workers know the tensor; RuntimeError if they are gone."""
-    return live_slot(tensor).id
+def graph_of(tensor):
+    """The number of the graph whose workers have the tensor; RuntimeError if they are gone."""
+    return live_slot(tensor).home.graph
 
 
 def sharding(tensor):
@@ -321,19 +339,20 @@ def redistribute(tensor, uint32_t source, uint32_t target):
     return THPVariable_Wrap(c_redistribute(distributed(tensor)[0], source, target))
 
 
-def request_value(uint32_t slot, promise, uint32_t sharding):
+def request_value(tensor, promise, uint32_t sharding):
+    """Returns the number of the graph whose workers answer."""
     home, number, place = promise
-    emit_request(kGet, slot, dtorch_promise(home, number, place), sharding)
+    return c_request_value(distributed(tensor)[0], dtorch_promise(home, number, place), sharding)
 
 
 def request_description(uint32_t slot, promise):
     home, number, place = promise
-    emit_request(kDescribe, slot, dtorch_promise(home, number, place), 0)
+    emit_request(kDescribe, slot, dtorch_promise(home, number, place))
 
 
 def request_sync(promise):
     home, number, place = promise
-    emit_request(kSync, 0, dtorch_promise(home, number, place), 0)
+    emit_request(kSync, 0, dtorch_promise(home, number, place))
 
 
 def call_python_kernel(str name, bytes packed, outputs):
@@ -416,18 +435,36 @@ def emit_shutdown():
     c_emit_shutdown()
 
 
-def flush():
-    """Have the controller send what there is, at once."""
+def flush(uint32_t graph):
+    """Have a graph's controller send what there is, at once."""
+    cdef RecordQueue* queue = &RecordQueue.of(graph)
     with nogil:
-        RecordQueue.get().flush()
+        queue.flush()
 
 
-def open_queue(uint64_t max_records, uint64_t max_bytes):
-    cdef RecordQueue* queue = &RecordQueue.get()
+def current_graph():
+    """The number of the graph that this thread's operators go to."""
+    return RecordQueue.current().graph
+
+
+def set_current_graph(uint32_t graph):
+    RecordQueue.set_current(RecordQueue.of(graph))
+
+
+def open_queue(uint32_t graph, uint64_t max_records, uint64_t max_bytes):
+    """Take records for the workers of a graph; 0 is the main one, which begins a job."""
+    cdef RecordQueue* queue = &RecordQueue.of(graph)
     queue.max_records = max_records
     queue.max_bytes = max_bytes
-    forget_entries()
-    queue.open()
+    if graph == 0:
+        forget_entries()
+    dtorch_open_queue(queue[0])
+
+
+def live_slots(uint32_t graph):
+    """How many of a graph's own tensors are alive."""
+    cdef RecordQueue* queue = &RecordQueue.of(graph)
+    return queue.live_slots() - queue.num_imports
 
 
 def fail_at_exit():
@@ -435,14 +472,20 @@ def fail_at_exit():
     dtorch_fail_at_exit()
 
 
-def close_queue():
-    RecordQueue.get().close()
+def close_queue(uint32_t graph):
+    RecordQueue.of(graph).close()
 
 
-def forget_after_fork(runtime):
-    """In a forked child: take no records any more, and never free the parent's runtime."""
+def forget_after_fork(runtime, graphs):
+    """In a forked child: take no records any more, and never free the parent's runtime.
+
+    graphs: numbers of those beside the main one.
+    """
     Py_INCREF(runtime)
-    RecordQueue.get().forget_after_fork()
+    RecordQueue.main().forget_after_fork()
+    for graph in graphs:
+        RecordQueue.of(graph).forget_after_fork()
+    RecordQueue.set_current(RecordQueue.main())
 
 
 def site_text(uint32_t site):
@@ -496,7 +539,7 @@ def flight_failed(str cause):
 def counters():
     """Numbers since the start: operators issued, cache misses, uploads and their bytes, ..."""
     cdef CaptureCounters* numbers = &c_counters()
-    cdef RecordQueue* queue = &RecordQueue.get()
+    cdef RecordQueue* queue = &RecordQueue.main()
     return {
         "operators": numbers.operators, "misses": numbers.misses,
         "new_sizes": numbers.new_sizes, "uploads": numbers.uploads, "upload_bytes": numbers.upload_bytes, "reads": numbers.reads, "moves": numbers.moves,

@@ -53,7 +53,7 @@ void note_call(const OperatorInfo& info, const CallKey& key, const CallEntry& en
 }
 
 std::shared_ptr<const KnownCall> known_call(uint32_t number) {
-  std::lock_guard<SpinLock> guard(RecordQueue::get().lock);
+  std::lock_guard<SpinLock> guard(RecordQueue::lock);
   const auto& all = known();
   if (number < all.first || number - all.first >= all.calls.size()) return nullptr;
   return all.calls[number - all.first];
@@ -61,19 +61,19 @@ std::shared_ptr<const KnownCall> known_call(uint32_t number) {
 
 uint32_t number_operator(const std::string& name, const std::string& overload) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  std::lock_guard<SpinLock> guard(RecordQueue::get().lock);
+  std::lock_guard<SpinLock> guard(RecordQueue::lock);
   const auto& info = operator_info(handle);
   note_operator(info);
   return info.number;
 }
 
 bool forget_calls(const std::string& name, const std::string& overload) {
-  std::lock_guard<SpinLock> guard(RecordQueue::get().lock);
+  std::lock_guard<SpinLock> guard(RecordQueue::lock);
   return forget_operator(name, overload);
 }
 
 std::string operator_name(uint32_t number) {
-  std::lock_guard<SpinLock> guard(RecordQueue::get().lock);
+  std::lock_guard<SpinLock> guard(RecordQueue::lock);
   const auto& operators = known().operators;
   return number < operators.size() ? operators[number] : std::string();
 }

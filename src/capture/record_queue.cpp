@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <array>
 #include <thread>
 
 #include <Python.h>
@@ -36,13 +37,33 @@ void SpinLock::wait() {
   if (held_.load(std::memory_order_relaxed)) sched_yield();
 }
 
-RecordQueue& RecordQueue::get() {
+SpinLock RecordQueue::lock;
+
+RecordQueue& RecordQueue::main() {
   // Never destroyed: tensors may outlive every static.
-  static auto* queue = new RecordQueue;
+  static auto* queue = new RecordQueue(0);
   return *queue;
 }
 
-RecordQueue::RecordQueue() : tail_(Chunk::create(kChunkWords)), head_(tail_) {}
+static thread_local RecordQueue* current_queue = nullptr;
+
+RecordQueue& RecordQueue::current() {
+  if (C10_UNLIKELY(current_queue == nullptr)) current_queue = &main();
+  return *current_queue;
+}
+
+void RecordQueue::set_current(RecordQueue& queue) { current_queue = &queue; }
+
+RecordQueue& RecordQueue::of(uint32_t graph) {
+  if (graph == 0) return main();
+  static auto* queues = new std::array<RecordQueue*, kMaxGraphs>{};
+  std::lock_guard<SpinLock> guard(lock);
+  auto*& queue = queues->at(graph);
+  if (queue == nullptr) queue = new RecordQueue(graph);
+  return *queue;
+}
+
+RecordQueue::RecordQueue(uint32_t graph) : graph(graph), tail_(Chunk::create(kChunkWords)), head_(tail_) {}
 
 Writer RecordQueue::reserve(size_t words) {
   TORCH_CHECK(open_, "no dtorch workers: the runtime was shut down, or this process was forked "
@@ -76,9 +97,17 @@ uint32_t RecordQueue::take_slot() {
 }
 
 void RecordQueue::open() {
+  static uint32_t generations = 0;
   std::lock_guard<SpinLock> guard(lock);
-  generation_.store(generation() + 1);
+  generation_.store(++generations);
   slots_.clear();
+  num_definitions = num_imports = 0;
+  if (graph != 0) {
+    // Its workers count from the beginning.
+    TORCH_INTERNAL_ASSERT(pending_records() == 0);
+    issued_ = executed_ = bytes_issued_ = bytes_executed_ = 0;
+    taken_records_ = 0;
+  }
   open_.store(true);
 }
 
@@ -93,7 +122,6 @@ uint32_t RecordQueue::reserve_slot() {
 }
 
 void RecordQueue::free_slot(uint32_t slot, uint32_t generation) {
-  std::lock_guard<SpinLock> guard(lock);
   if (generation != this->generation()) return;
   if (is_open()) {
     free_slot_locked(slot);
@@ -161,17 +189,21 @@ void RecordQueue::forget_after_fork() {
   new (&sleep_) std::condition_variable;
 }
 
-bool RecordQueue::take(uint32_t max_words, Batch* batch) {
+bool RecordQueue::take(uint32_t max_words, uint64_t end, Batch* batch) {
   while (true) {
+    if (taken_records_ >= end) return false;
     const uint64_t published = head_->published.load(std::memory_order_acquire);
     const uint32_t words = static_cast<uint32_t>(published);
     const uint32_t records = static_cast<uint32_t>(published >> 32);
     if (words > head_words_) {
       const uint32_t* begin = head_->words() + head_words_;
       uint32_t taken_words = words - head_words_, taken_records = records - head_records_;
-      if (taken_words > max_words) {
+      const uint64_t most = end - taken_records_;
+      if (taken_words > max_words || taken_records > most) {
+        const uint32_t all_words = taken_words;
         taken_words = 0, taken_records = 0;
-        while (taken_records == 0 || taken_words + begin[taken_words] <= max_words) {
+        while (taken_records < most && taken_words < all_words &&
+               (taken_records == 0 || taken_words + begin[taken_words] <= max_words)) {
           taken_words += begin[taken_words];
           ++taken_records;
         }

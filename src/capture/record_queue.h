@@ -1,8 +1,9 @@
-// The queue of records between the client thread and the controller thread.
+// The queue of a graph's records between the client's threads and the graph's controller thread.
 //
 // Records are written once, into chunks; the controller hands parts of a chunk on as
 // batches without copying. Any thread may produce (tensors are freed by whichever thread
-// drops them), under one short lock; one thread consumes.
+// drops them), under one short lock, which all graphs share, so that there is an order among what
+// they do; one thread consumes.
 #pragma once
 
 #include <atomic>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "capture/slot_numbers.h"
+#include "capture/transfers.h"
 #include "wire/record.h"
 #include "wire/writer.h"
 
@@ -91,10 +93,18 @@ class SpinLock {
 
 class RecordQueue {
  public:
-  static RecordQueue& get();
+  // Of the graph that a program has without asking for one.
+  static RecordQueue& main();
+  // Of the graph that this thread's operators go to.
+  static RecordQueue& current();
+  static void set_current(RecordQueue& queue);
+  // Of a graph by its number; made at first need.
+  static RecordQueue& of(uint32_t graph);
+
+  const uint32_t graph;
 
   // ---- producers: hold `lock` from reserve to commit -------------------------------------
-  SpinLock lock;
+  static SpinLock lock;
 
   // Room for one record of at most `words`.
   Writer reserve(size_t words);
@@ -124,8 +134,10 @@ class RecordQueue {
   void flush();
   // Stops taking records: after shutdown and in forked children.
   void close() { open_.store(false); }
-  // A new set of workers: they know no operator, site or slot of the ones before.
+  // Workers that know no operator, site or slot of any before. Nothing that was issued to those
+  // is left.
   void open();
+  // Of these workers: other than that of every queue before.
   uint32_t generation() const { return generation_.load(std::memory_order_relaxed); }
   // Raises for a slot of workers that were shut down.
   void check_alive(uint32_t generation) const;
@@ -133,8 +145,9 @@ class RecordQueue {
   void forget_after_fork();
 
   // ---- the consumer -----------------------------------------------------------------------
-  // The next batch of at most `max_words` (one record is never split), or false.
-  bool take(uint32_t max_words, Batch* batch);
+  // The next batch of at most `max_words` (one record is never split) and of no records from number
+  // `end` on, or false.
+  bool take(uint32_t max_words, uint64_t end, Batch* batch);
   uint64_t pending_records() const { return issued() - taken_records_; }
   bool flush_wanted() const { return flush_wanted_.load(std::memory_order_acquire); }
   void flush_done() { flush_wanted_.store(false, std::memory_order_release); }
@@ -156,8 +169,12 @@ class RecordQueue {
   uint64_t max_bytes = 256u << 20;
   std::function<void()> while_waiting;  // raises if the wait has become pointless
 
+  Transfers transfers;
+  size_t num_definitions = 0;  // of definitions.h, that its workers have been told
+  size_t num_imports = 0;      // slots that hold other graphs' tensors
+
  private:
-  RecordQueue();
+  explicit RecordQueue(uint32_t graph);
   void wait_for_room();
   void wake();
 

@@ -4,11 +4,11 @@
 
 #include <ATen/ops/empty.h>
 
+#include "capture/between_graphs.h"
 #include "capture/call_site.h"
 #include "capture/capture.h"
+#include "capture/definitions.h"
 #include "capture/python_hooks.h"
-#include "capture/record_queue.h"
-#include "capture/transfers.h"
 #include "profiling/client.h"
 
 namespace dtorch {
@@ -16,16 +16,41 @@ namespace {
 
 constexpr int64_t kInlineBytes = 1024;
 
+// Issues one record. input: a tensor that it uses, whose slot `write` is given.
 template <class Write>
-void emit(size_t words, Write&& write) {
-  auto& queue = RecordQueue::get();
+void emit(RecordQueue& queue, const at::Tensor* input, size_t words, Write&& write) {
   if (C10_UNLIKELY(client_timeline.is_on())) begin_issue();
   uint32_t site = current_site();
+  auto& between_graphs = BetweenGraphs::get();
   std::lock_guard<SpinLock> guard(queue.lock);
-  site = site_on_workers(queue, site);
+  site = site_on_workers(site);
+  Definitions::get().bring(queue);
+  uint32_t slot = kNoSlot;
+  if (input) {
+    check_alive(slot_of(*input));
+    slot = between_graphs.is_active() ? between_graphs.use(queue, slot_of(*input), false) : slot_of(*input).id;
+  }
   Writer writer = queue.reserve(words);
-  write(writer, queue, site);
+  write(writer, queue, site, slot);
   queue.commit(writer.end());
+  if (between_graphs.is_active()) between_graphs.note(queue);
+}
+
+template <class Write>
+void emit(size_t words, Write&& write) {
+  emit(RecordQueue::current(), nullptr, words,
+       [&](Writer& writer, RecordQueue& queue, uint32_t site, uint32_t) { write(writer, queue, site); });
+}
+
+template <class Write>
+void define(size_t words, Write&& write) {
+  uint32_t site = current_site();
+  auto& queue = RecordQueue::current();
+  auto& definitions = Definitions::get();
+  std::lock_guard<SpinLock> guard(queue.lock);
+  site = site_on_workers(site);
+  definitions.add(words, [&](Writer& writer) { write(writer, site); });
+  definitions.bring(queue);
 }
 
 void emit_bare(Kind kind) {
@@ -68,14 +93,9 @@ ShardingFacts facts_of(uint32_t sharding) {
 
 }  // namespace
 
-Transfers& Transfers::get() {
-  static auto* transfers = new Transfers;
-  return *transfers;
-}
-
 at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
   check_is_client();
-  auto& queue = RecordQueue::get();
+  auto& queue = RecordQueue::current();
   if (!queue.is_open()) start_runtime();
   queue.throttle();
   TORCH_CHECK(tensor.layout() == c10::kStrided, "only strided tensors can live on the dtorch "
@@ -102,7 +122,7 @@ at::Tensor upload(const at::Tensor& tensor, uint32_t sharding) {
       // A dense tensor's elements lie in one run, whatever the order of its strides.
       writer.string({static_cast<const char*>(source.const_data_ptr()), static_cast<size_t>(bytes)});
     } else {
-      writer.int_value(static_cast<int64_t>(Transfers::get().add(std::move(copy), sharding)));
+      writer.int_value(static_cast<int64_t>(q.transfers.add(std::move(copy), sharding)));
       q.add_bytes(bytes);
     }
   });
@@ -126,30 +146,44 @@ void write_redistribute(Writer& writer, uint32_t input, uint32_t output, const a
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, uint32_t from, uint32_t to) {
-  RecordQueue::get().throttle();
-  RecordQueue::get().check_alive(slot_of(tensor).generation);
+  auto& queue = RecordQueue::current();
+  queue.throttle();
   uint32_t slot;
-  emit(redistribute_words(tensor), [&](Writer& writer, RecordQueue& q, uint32_t site) {
+  emit(queue, &tensor, redistribute_words(tensor),
+       [&](Writer& writer, RecordQueue& q, uint32_t site, uint32_t input) {
     slot = q.take_slot();
-    write_redistribute(writer, slot_of(tensor).id, slot, tensor, from, to, false, site);
+    write_redistribute(writer, input, slot, tensor, from, to, false, site);
   });
   return make_tensor(slot, to, tensor.scalar_type(), tensor.sizes(), tensor.strides(), 0);
 }
 
-void emit_request(Kind kind, uint32_t slot, const PromiseName& promise, uint32_t sharding) {
+void emit_request(Kind kind, uint32_t slot, const PromiseName& promise) {
   check_is_client();
   emit(kHeaderWords + 10, [&](Writer& writer, RecordQueue&, uint32_t site) {
     writer.begin(kind, 0, slot, site);
     writer.promise(promise);
+    writer.word(0);
+  });
+  counters().reads += 1;
+}
+
+// In the tensor's own graph, which has it: no other need know it for that.
+uint32_t request_value(const at::Tensor& tensor, const PromiseName& promise, uint32_t sharding) {
+  check_is_client();
+  auto& queue = *slot_of(tensor).home;
+  emit(queue, &tensor, kHeaderWords + 10, [&](Writer& writer, RecordQueue&, uint32_t site, uint32_t slot) {
+    writer.begin(Kind::kGet, 0, slot, site);
+    writer.promise(promise);
     writer.word(sharding);
   });
   counters().reads += 1;
+  return queue.graph;
 }
 
 std::vector<at::Tensor> call_python_kernel(const std::string& name, const std::string& packed,
                                            const std::vector<TensorMeta>& metas) {
   check_is_client();
-  auto& queue = RecordQueue::get();
+  auto& queue = RecordQueue::current();
   if (!queue.is_open()) start_runtime();
   queue.throttle();
   size_t words = kHeaderWords + 8 + (name.size() + packed.size()) / 4;
@@ -176,7 +210,7 @@ std::vector<at::Tensor> call_python_kernel(const std::string& name, const std::s
 }
 
 void define_mesh(uint32_t number, c10::IntArrayRef shape, c10::IntArrayRef workers) {
-  emit(kHeaderWords + 2 + 2 * (shape.size() + workers.size()), [&](Writer& writer, RecordQueue&, uint32_t site) {
+  define(kHeaderWords + 2 + 2 * (shape.size() + workers.size()), [&](Writer& writer, uint32_t site) {
     writer.begin(Kind::kDefineMesh, 0, number, site);
     writer.int_list(shape);
     writer.int_list(workers);
@@ -221,7 +255,7 @@ void define_sharding(uint32_t number, uint32_t mesh, c10::IntArrayRef placements
     known.facts.resize(number);
     known.facts.push_back({mesh, {placements.begin(), placements.end()}});
   }
-  emit(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, RecordQueue&, uint32_t site) {
+  define(kHeaderWords + 2 + 2 * placements.size(), [&](Writer& writer, uint32_t site) {
     writer.begin(Kind::kDefineSharding, 0, number, site);
     writer.word(mesh);
     writer.int_list(placements);

@@ -2,8 +2,9 @@
 // the worker threads of this process have taken their parts.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,10 +19,9 @@ struct Transfer {
   uint32_t sharding = 0;
 };
 
+// Of one graph.
 class Transfers {
  public:
-  static Transfers& get();
-
   uint64_t add(at::Tensor tensor, uint32_t sharding) {
     std::lock_guard<std::mutex> guard(mutex_);
     waiting_.push_back({next_, std::move(tensor), sharding});

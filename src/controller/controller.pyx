@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""The controller: takes records in windows and sends each as one batch to all workers.
+"""The controller: takes a graph's records in windows and sends each as one batch to all workers.
 
 It runs in a thread of its own and never takes the GIL. It never waits for workers: how far
 they are only decides how much it lets gather before it sends.
@@ -19,19 +19,21 @@ from transport.link cimport Batch, ControllerLink, Transfer
 cdef extern from "capture/record_queue.h" namespace "dtorch" nogil:
     cppclass RecordQueue:
         @staticmethod
-        RecordQueue& get()
-        cbool take(uint32_t max_words, Batch* batch)
+        RecordQueue& of(uint32_t graph)
+        cbool take(uint32_t max_words, uint64_t end, Batch* batch)
         uint64_t pending_records()
         cbool flush_wanted()
         void flush_done()
         void wait(int64_t microseconds)
+        Transfers transfers
         void set_executed(uint64_t records, uint64_t bytes)
         uint64_t bytes_executed()
 
+cdef extern from "wire/record.h" namespace "dtorch":
+    const uint32_t kMaxGraphs
+
 cdef extern from "capture/transfers.h" namespace "dtorch" nogil:
     cppclass Transfers:
-        @staticmethod
-        Transfers& get()
         vector[Transfer] take()
 
 cdef extern from "controller/tracer.h" namespace "dtorch" nogil:
@@ -43,8 +45,12 @@ cdef extern from "controller/tracer.h" namespace "dtorch" nogil:
         vector[uint32_t] operators, regions
     cppclass TraceCounters:
         uint64_t windows, plans, replays, replayed_records, departures
+    cppclass Sender "dtorch::Tracer::Sender":
+        void* self
+        void (*send)(void*, const Batch*, uint64_t, cbool) noexcept
+        void (*reach)(void*, uint32_t, uint64_t) noexcept
     cppclass Tracer:
-        Tracer(void* sender, void (*send)(void*, const Batch*, uint64_t) noexcept, cbool enabled)
+        Tracer(const Sender&, RecordQueue&, cbool enabled)
         void take(const Batch&, cbool may_hold, cbool are_fed)
         void feed()
         void release()
@@ -68,7 +74,21 @@ cdef extern from *:
       event.amounts[1] = static_cast<int64_t>(batch.bytes());
       timeline.note(event);
     }
+    // The batch behind a record that says where its collectives come among those of all graphs.
+    static dtorch::Batch with_turn(const dtorch::Batch& batch, uint32_t turn) {
+      const uint32_t words = static_cast<uint32_t>(batch.end - batch.begin);
+      auto* chunk = dtorch::Chunk::create(dtorch::kHeaderWords + words);
+      dtorch::Writer writer(chunk->words());
+      writer.begin(dtorch::Kind::kTurn, 0, turn, 0);
+      writer.end();
+      std::memcpy(writer.position(), batch.begin, batch.bytes());
+      dtorch::Batch numbered(chunk, chunk->words(), writer.position() + words, batch.first_record,
+                             batch.records);
+      chunk->release();
+      return numbered;
+    }
     """
+    Batch with_turn(const Batch&, uint32_t turn) nogil
     void note_batch(Timeline&, const Batch&, int64_t began) nogil
     void pause_for "dtorch::sleep_briefly"(int64_t microseconds) nogil
     uint64_t bytes_of(const Transfer&) nogil
@@ -80,25 +100,60 @@ cdef extern from "<mutex>" namespace "std" nogil:
         cbool try_lock()
 
 
-cdef void send_batch(void* controller, const Batch* batch, uint64_t program_bytes) noexcept nogil:
-    (<Controller>controller).send(batch, program_bytes)
+cdef void send_batch(void* controller, const Batch* batch, uint64_t program_bytes,
+                     cbool communicates) noexcept nogil:
+    (<Controller>controller).send(batch, program_bytes, communicates)
+
+
+cdef void reach_records(void* controller, uint32_t graph, uint64_t records) noexcept nogil:
+    (<Controller>controller).order.reach(graph, records)
+
+
+cdef class SendOrder:
+    """What the controllers of a job's graphs share: one order in which batches are sent.
+
+    The collectives of different graphs run in the order of their batches, the same on every
+    worker: libraries such as NCCL need one.
+    """
+
+    cdef mutex sending  # held while records are taken and sent
+    cdef uint32_t next_turn
+    cdef readonly bint has_several  # graphs, or had
+    cdef vector[void*] controllers  # by graph; null where there is none
+
+    def __init__(self):
+        self.controllers.resize(kMaxGraphs)
+
+    cdef void add(self, uint32_t graph, void* controller) noexcept nogil:
+        self.sending.lock()
+        self.controllers[graph] = controller
+        self.has_several = self.has_several or graph != 0
+        self.sending.unlock()
+
+    # A batch that waits for records of another graph goes out behind them. `sending` is held.
+    cdef void reach(self, uint32_t graph, uint64_t records) noexcept nogil:
+        cdef void* other = self.controllers[graph]
+        if other != NULL:
+            (<Controller>other).send_up_to(records)
 
 
 cdef class Controller:
-    """Sends the queue's records over the given links (capsules).
+    """Sends the records of a graph over the given links (capsules).
 
-    window_bytes: a window is at most this large, unless one record is larger.
+    order: of this and of the other graphs' controllers. window_bytes: a window is at most this large, unless one record is larger.
     gather_microseconds: while workers are busy, how long records may gather. traces: whether what
     comes again is replayed.
     """
 
     cdef vector[ControllerLink*] links
     cdef object keep
+    cdef RecordQueue* queue
+    cdef SendOrder order
+    cdef readonly int graph
     cdef uint32_t window_words
     cdef uint64_t gather_records
     cdef int64_t gather_microseconds
     cdef volatile cbool stopping
-    cdef mutex sending  # held while records are taken and sent
     cdef uint64_t num_batches
     cdef uint64_t sent_records
     cdef uint64_t executed_records
@@ -109,19 +164,29 @@ cdef class Controller:
     cdef int64_t busy_ns
     cdef Tracer* tracer
 
-    def __init__(self, links, *, uint32_t window_bytes, int64_t gather_microseconds, cbool traces):
+    def __init__(self, SendOrder order, uint32_t graph, links, *, uint32_t window_bytes,
+                 int64_t gather_microseconds, cbool traces):
+        cdef Sender sender
         self.keep = list(links)
+        self.order, self.graph = order, graph
+        self.queue = &RecordQueue.of(graph)
         for link in links:
             self.links.push_back(<ControllerLink*>PyCapsule_GetPointer(link, "dtorch.ControllerLink"))
         self.window_words = window_bytes // 4
         self.gather_records = 256
         self.gather_microseconds = gather_microseconds
         # Before the thread runs: a client that flushes may send the first batches itself.
-        self.sent_bytes = RecordQueue.get().bytes_executed()
-        self.tracer = new Tracer(<void*>self, send_batch, traces)
+        self.sent_bytes = self.queue.bytes_executed()
+        sender.self, sender.send, sender.reach = <void*>self, send_batch, reach_records
+        self.tracer = new Tracer(sender, self.queue[0], traces)
+        order.add(graph, <void*>self)
 
     def __dealloc__(self):
         del self.tracer
+
+    def leave(self):
+        """There is nothing more to send: no other graph looks at this one from now on."""
+        self.order.add(self.graph, NULL)
 
     @property
     def num_batches(self):
@@ -142,17 +207,17 @@ cdef class Controller:
         """Note batches and windows from now on, the last `capacity` of them."""
         cdef vector[Event] room = room_for(capacity)
         with nogil:
-            self.sending.lock()
+            self.order.sending.lock()
             self.tracer.timeline().start(room)
-            self.sending.unlock()
+            self.order.sending.unlock()
 
     def take_timeline(self):
         """(events as bytes, how many were lost) since begin_timeline(); ends and forgets them."""
         cdef Timeline* timeline = &self.tracer.timeline()
         with nogil:
-            self.sending.lock()
+            self.order.sending.lock()
             timeline.stop()
-            self.sending.unlock()
+            self.order.sending.unlock()
         events = timeline.bytes(0, timeline.size())
         lost = timeline.lost()
         timeline.clear()
@@ -170,9 +235,9 @@ cdef class Controller:
         cdef cbool found = False
         with nogil:
             while not found and microseconds > 0 and not self.stopping:
-                self.sending.lock()
+                self.order.sending.lock()
                 found = self.tracer.take_new_plan(&plan)
-                self.sending.unlock()
+                self.order.sending.unlock()
                 if not found:
                     pause_for(5000)
                     microseconds -= 5000
@@ -190,9 +255,9 @@ cdef class Controller:
         rewrite.number, rewrite.num_own_slots = number, num_own_slots
         rewrite.operators, rewrite.regions = operators, regions
         with nogil:
-            self.sending.lock()
+            self.order.sending.lock()
             self.tracer.rewrite(rewrite)
-            self.sending.unlock()
+            self.order.sending.unlock()
 
     def flush(self):
         """Send what there is, at once and on the calling thread: it waits for a value.
@@ -200,7 +265,7 @@ cdef class Controller:
         One hop to another thread less than waking the controller's own.
         """
         with nogil:
-            self.send_all(&RecordQueue.get(), False)
+            self.send_all(False)
 
     def stop(self):
         """Have run() return once everything is sent and executed."""
@@ -216,7 +281,7 @@ cdef class Controller:
             self.loop()
 
     cdef void loop(self) noexcept nogil:
-        cdef RecordQueue* queue = &RecordQueue.get()
+        cdef RecordQueue* queue = self.queue
         cdef uint64_t pending, seen = 0
         cdef cbool busy, flush
         cdef int64_t patience = 100
@@ -250,18 +315,28 @@ cdef class Controller:
                 pause_for(self.gather_microseconds)
             flush = queue.flush_wanted()
             queue.flush_done()
-            self.send_all(queue, not flush)
+            self.send_all(not flush)
 
-    cdef void send_all(self, RecordQueue* queue, cbool may_hold) noexcept nogil:
-        cdef Batch batch
-        self.sending.lock()
+    cdef void send_all(self, cbool may_hold) noexcept nogil:
+        self.order.sending.lock()
         cdef int64_t began = steady_ns()
-        while queue.take(self.window_words, &batch):
-            self.tracer.take(batch, may_hold, self.are_fed())
+        self.take_up_to(<uint64_t>-1, may_hold)
         if not may_hold:
             self.tracer.release()
         self.busy_ns += steady_ns() - began
-        self.sending.unlock()
+        self.order.sending.unlock()
+
+    cdef void take_up_to(self, uint64_t records, cbool may_hold) noexcept nogil:
+        cdef Batch batch
+        while self.queue.take(self.window_words, records, &batch):
+            self.tracer.take(batch, may_hold, self.are_fed())
+
+    # `sending` is held, by whoever sends another graph's records.
+    cdef void send_up_to(self, uint64_t records) noexcept nogil:
+        if self.sent_records < records:
+            self.take_up_to(records, False)
+        if self.sent_records < records:
+            self.tracer.release()
 
     # Whether workers have more to do when they are through with the batch at hand.
     cdef cbool are_fed(self) noexcept nogil:
@@ -269,24 +344,29 @@ cdef class Controller:
                 and self.sent_records - self.under_way.front().first >= self.gather_records)
 
     cdef void feed(self) noexcept nogil:
-        self.sending.lock()
+        self.order.sending.lock()
         if not self.are_fed():
             self.tracer.feed()
-        self.sending.unlock()
+        self.order.sending.unlock()
 
     cdef void release(self) noexcept nogil:
-        self.sending.lock()
+        self.order.sending.lock()
         cdef int64_t began = steady_ns()
         self.tracer.release()
         self.busy_ns += steady_ns() - began
-        self.sending.unlock()
+        self.order.sending.unlock()
 
     # program_bytes: of the records that the batch stands for.
-    cdef void send(self, const Batch* batch, uint64_t program_bytes) noexcept nogil:
+    cdef void send(self, const Batch* batch, uint64_t program_bytes, cbool communicates) noexcept nogil:
+        cdef Batch numbered
+        if communicates and self.order.has_several:
+            numbered = with_turn(batch[0], self.order.next_turn)
+            self.order.next_turn += 1
+            batch = &numbered
         # Data first: a worker that meets the record may then wait for it.
         cdef cbool noted = self.tracer.timeline().is_on()
         cdef int64_t began = steady_ns() if noted else 0
-        cdef vector[Transfer] transfers = Transfers.get().take()
+        cdef vector[Transfer] transfers = self.queue.transfers.take()
         cdef size_t i
         for link in self.links:
             for i in range(transfers.size()):
@@ -303,9 +383,9 @@ cdef class Controller:
         self.under_way.push_back(pair[uint64_t, uint64_t](self.sent_records, self.sent_bytes))
 
     cdef void look_at_progress(self, RecordQueue* queue) noexcept nogil:
-        self.sending.lock()
+        self.order.sending.lock()
         self.update_progress(queue)
-        self.sending.unlock()
+        self.order.sending.unlock()
 
     cdef void update_progress(self, RecordQueue* queue) noexcept nogil:
         cdef uint64_t least = self.sent_records

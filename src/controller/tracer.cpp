@@ -44,10 +44,6 @@ uint64_t token_of(const uint32_t* record) {
 }  // namespace
 
 void Tracer::take(const Batch& batch, bool may_hold, bool are_fed) {
-  if (!enabled_) {
-    send_(sender_, &batch, batch.bytes());
-    return;
-  }
   batch_ = &batch;
   plain_ = {};
   record_number_ = batch.first_record;
@@ -80,15 +76,45 @@ void Tracer::release() {
 }
 
 void Tracer::take_record(const uint32_t* record) {
-  if (following_ != nullptr) {
-    if (follow(record)) return;
-  } else if (at_beginning_) {
-    if (C10_UNLIKELY(timeline_.is_on())) window_began_ = steady_ns();
-    if (begin_plan(record)) return;
+  const Kind kind = kind_of(record);
+  if (C10_UNLIKELY(is_between_graphs(kind))) return pass(record, kind);
+  if (enabled_) {
+    if (following_ != nullptr) {
+      if (follow(record)) return;
+    } else if (at_beginning_) {
+      if (C10_UNLIKELY(timeline_.is_on())) window_began_ = steady_ns();
+      if (begin_plan(record)) return;
+    }
   }
-  if (plain_.begin == nullptr) plain_ = {record, 0};
+  if (plain_.begin == nullptr) plain_ = {record, 0, false};
   ++plain_.count;
-  learn(record);
+  plain_.communicates |= kind == Kind::kRedistribute;
+  if (enabled_) learn(record);
+}
+
+// What is between graphs belongs to no window: when it comes may depend on other threads of the
+// program. A wait may come in the midst of a plan.
+void Tracer::pass(const uint32_t* record, Kind kind) {
+  send_plain(record);
+  if (kind != Kind::kWait) {
+    // Where tensors come or go is a good place to end a window; one that goes must lie where the
+    // program has it.
+    if (following_ != nullptr && kind == Kind::kExport) {
+      send_replay(following_->num_matched());
+      leave_plan();
+    }
+    if (following_ == nullptr && window_.num_records() > 0) finish_window();
+  }
+  if (following_ != nullptr) send_replay(following_->num_matched());
+  Reader reader = Reader::record(record, record + record[0]);
+  reader.enter();
+  if (kind == Kind::kImport) reader.int_value();
+  if (kind != Kind::kExport) {
+    sender_.reach(sender_.self, record[1] >> 16, static_cast<uint64_t>(reader.int_value()));
+  }
+  const Batch batch = batch_->part(record, record + record[0], unsent_, 1);
+  ++unsent_;
+  sender_.send(sender_.self, &batch, batch.bytes(), false);
 }
 
 // ---- following ----------------------------------------------------------------------------------
@@ -285,7 +311,7 @@ bool Tracer::take_own_slots(std::vector<uint32_t>* slots) {
   for (auto& slot : *slots) {
     if (own_slots_.empty()) {
       // Not one that the program has had: records of that may still be in the queue.
-      slot = RecordQueue::get().reserve_slot();
+      slot = queue_.reserve_slot();
       if (slot == kNoSlot) return false;
     } else {
       slot = own_slots_.back();
@@ -352,9 +378,10 @@ void Tracer::note_now(ControllerEvent kind, uint32_t records, uint32_t plan) {
 void Tracer::send_plain(const uint32_t* end) {
   if (plain_.begin == nullptr) return;
   const Batch batch = batch_->part(plain_.begin, end, unsent_, plain_.count);
+  const bool communicates = plain_.communicates;
   unsent_ += plain_.count;
   plain_ = {};
-  send_(sender_, &batch, batch.bytes());
+  sender_.send(sender_.self, &batch, batch.bytes(), communicates);
 }
 
 // Has workers run what was matched, up to this record.
@@ -362,8 +389,13 @@ void Tracer::send_replay(uint32_t last) {
   const uint32_t first = following_->num_told();
   if (last > first) {
     uint64_t bytes = 0;
-    for (uint32_t r = first; r < last; ++r) bytes += uint64_t{following_->matched()[r][0]} * 4;
-    send_message(following_->replay(last), last - first, bytes);
+    bool communicates = false;
+    for (uint32_t r = first; r < last; ++r) {
+      const uint32_t* record = following_->matched()[r];
+      bytes += uint64_t{record[0]} * 4;
+      communicates |= kind_of(record) == Kind::kRedistribute;
+    }
+    send_message(following_->replay(last), last - first, bytes, communicates);
     counters_.replayed_records += last - first;
   }
   note_holding();
@@ -382,13 +414,14 @@ void Tracer::send_moves(const Plan::Moves& moves) {
   send_message(message, 0, 0);
 }
 
-void Tracer::send_message(const std::vector<uint32_t>& message, uint32_t records, uint64_t program_bytes) {
+void Tracer::send_message(const std::vector<uint32_t>& message, uint32_t records, uint64_t program_bytes,
+                          bool communicates) {
   Chunk* chunk = Chunk::create(static_cast<uint32_t>(message.size()));
   std::memcpy(chunk->words(), message.data(), message.size() * 4);
   const Batch batch(chunk, chunk->words(), chunk->words() + message.size(), unsent_, records);
   chunk->release();
   unsent_ += records;
-  send_(sender_, &batch, program_bytes);
+  sender_.send(sender_.self, &batch, program_bytes, communicates);
 }
 
 }  // namespace dtorch

@@ -36,10 +36,17 @@ struct TraceCounters {
 
 class Tracer {
  public:
-  // program_bytes: of the records that the batch stands for.
-  using Send = void (*)(void* sender, const Batch* batch, uint64_t program_bytes);
+  struct Sender {
+    void* self;
+    // program_bytes: of the records that the batch stands for. communicates: workers may wait for
+    // each other in it.
+    void (*send)(void* self, const Batch* batch, uint64_t program_bytes, bool communicates);
+    // Has another graph's records up to this number be sent, at least.
+    void (*reach)(void* self, uint32_t graph, uint64_t records);
+  };
 
-  Tracer(void* sender, Send send, bool enabled) : sender_(sender), send_(send), enabled_(enabled) {}
+  Tracer(const Sender& sender, RecordQueue& queue, bool enabled)
+      : sender_(sender), queue_(queue), enabled_(enabled) {}
 
   // Sends what `batch` says. may_hold: a part may wait until more is known of what follows.
   // are_fed: workers have enough to do; what follows a plan waits, since they can do more with a
@@ -76,9 +83,11 @@ class Tracer {
   struct Plain {
     const uint32_t* begin = nullptr;
     uint32_t count = 0;
+    bool communicates = false;
   };
 
   void take_record(const uint32_t* record);
+  void pass(const uint32_t* record, Kind kind);
   bool follow(const uint32_t* record);
   std::vector<uint32_t> starting_with(const uint32_t* record) const;
   std::vector<uint32_t> successors() const;
@@ -99,13 +108,14 @@ class Tracer {
   void note_holding();
   bool take_own_slots(std::vector<uint32_t>* slots);
   void send_moves(const Plan::Moves& moves);
-  void send_message(const std::vector<uint32_t>& message, uint32_t records, uint64_t program_bytes);
+  void send_message(const std::vector<uint32_t>& message, uint32_t records, uint64_t program_bytes,
+                    bool communicates = false);
   // An event of the window that has just ended, or of the moment.
   void note_window(ControllerEvent kind, uint32_t records, uint32_t plan);
   void note_now(ControllerEvent kind, uint32_t records, uint32_t plan);
 
-  void* const sender_;
-  const Send send_;
+  const Sender sender_;
+  RecordQueue& queue_;
   const bool enabled_;
   TraceCounters counters_;
   Timeline timeline_;

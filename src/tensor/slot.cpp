@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include "capture/between_graphs.h"
 #include "capture/record_queue.h"
 
 namespace dtorch {
@@ -19,8 +20,27 @@ Geometry::Geometry(const at::Tensor& tensor)
     : sizes(tensor.sizes()), strides(tensor.strides()), offset(tensor.storage_offset()),
       dtype(tensor.scalar_type()), conjugate(tensor.is_conj()), negative(tensor.is_neg()) {}
 
+// A number that no other memory has.
+static uint64_t new_memory() {
+  static std::atomic<uint64_t> threads{0};
+  thread_local uint64_t next = threads.fetch_add(1, std::memory_order_relaxed) << 44;
+  return next++;
+}
+
 Slot::Slot(uint32_t id, uint32_t sharding)
-    : id(id), sharding(sharding), generation(RecordQueue::get().generation()) {}
+    : id(id), sharding(sharding), home(&RecordQueue::current()), memory(new_memory()) {
+  generation = home->generation();
+}
+
+void Slot::exchange(Slot& other) {
+  std::swap(id, other.id);
+  std::swap(sharding, other.sharding);
+  std::swap(generation, other.generation);
+  std::swap(is_tracked, other.is_tracked);
+  std::swap(home, other.home);
+  std::swap(memory, other.memory);
+  std::swap(imports, other.imports);
+}
 
 Slot::~Slot() {
   if (aliasing && aliasing->base) {
@@ -29,7 +49,14 @@ Slot::~Slot() {
     std::erase(others.views, this);
     others.num_apart -= aliasing->is_apart;
   }
-  RecordQueue::get().free_slot(id, generation);
+  std::lock_guard<SpinLock> guard(RecordQueue::lock);
+  home->free_slot(id, generation);
+  for (const auto& import : imports) {
+    if (import.generation != import.home->generation()) continue;
+    import.home->free_slot(import.id, import.generation);
+    --import.home->num_imports;
+  }
+  BetweenGraphs::get().forget(*this);
 }
 
 void add_view(const at::Tensor& base, const at::Tensor& view, bool is_apart) {
@@ -59,8 +86,7 @@ void replace_view(Slot& base, Slot* view, Slot& made) {
   std::lock_guard<std::mutex> guard(aliasing_mutex());
   auto& all = *base.aliasing;
   if (std::find(all.views.begin(), all.views.end(), view) == all.views.end()) return;
-  std::swap(view->id, made.id);
-  std::swap(view->sharding, made.sharding);
+  view->exchange(made);
   all.num_apart -= view->aliasing->is_apart;
   view->aliasing->is_apart = false;
 }

@@ -23,6 +23,14 @@ struct Geometry {
 };
 
 struct Slot;
+class RecordQueue;
+
+// The slot of another graph than a tensor's own that holds it too.
+struct Import {
+  RecordQueue* home;
+  uint32_t generation;
+  uint32_t id;
+};
 
 // What a sharded tensor and its views know of each other. A view that its base's layout can't
 // carry is a copy on the workers, apart from the others, until somebody writes to one of them.
@@ -39,18 +47,25 @@ struct Aliasing {
 // Numbers the workers' tensor and its sharding. Shared by a tensor and its detached
 // copies; when the last reference goes, the workers are told to free the slot.
 struct Slot final : c10::BackendMeta {
+  // Of the graph that this thread's operators go to.
   Slot(uint32_t id, uint32_t sharding);
   ~Slot() override;
 
   uint32_t id;
   uint32_t sharding;  // 0: replicated on the default mesh
-  const uint32_t generation;  // of the workers that hold it
+  uint32_t generation;  // of the workers that hold it
+  bool is_tracked = false;  // counted in capture/between_graphs.h
+  RecordQueue* home;        // the graph whose slot it is
+  uint64_t memory;          // what it shares with views of the same memory, and with nothing else
+  std::vector<Import> imports;
   std::unique_ptr<Aliasing> aliasing;  // null where the tensor has no views, or is not sharded
 
   bool is_alone() const { return !aliasing || (!aliasing->base && aliasing->views.empty()); }
   // The tensor whose memory this one shares: itself, if it is no view.
   Slot& base() { return aliasing && aliasing->base ? static_cast<Slot&>(*aliasing->base) : *this; }
   bool has_views_apart() { return aliasing && base().aliasing->num_apart > 0; }
+  // Each stands for what the other did; what views know of them stays.
+  void exchange(Slot& other);
 };
 
 // Raises for another than dtorch:0.

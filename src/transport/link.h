@@ -21,11 +21,14 @@ namespace dtorch {
 struct Failure {
   std::string text;      // operator, shapes, what LibTorch said
   uint32_t site = 0;     // the user's line, by number
-  uint64_t record = 0;   // which record of the program
+  uint64_t record = 0;   // which record of the program: record_of_graph()
   int32_t worker = 0;
   std::string host;
 };
 using FailurePtr = std::shared_ptr<const Failure>;
+
+// A record's number among those of all graphs.
+inline uint64_t record_of_graph(uint32_t graph, uint64_t record) { return uint64_t{graph} << 48 | record; }
 
 // The answer to a request: a value, a description, nothing (sync), or a failure.
 struct Reply {

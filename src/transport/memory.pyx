@@ -169,6 +169,10 @@ cdef class MemoryLink:
     def check(self):
         """Threads of this process do not get lost."""
 
+    def have_ended(self):
+        """Whether all workers have executed their last record."""
+        return link_executed(&self.seats) == <uint64_t>-1
+
     def controller_end(self):
         return PyCapsule_New(&self.link, "dtorch.ControllerLink", NULL)
 

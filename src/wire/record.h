@@ -46,7 +46,19 @@ enum class Kind : uint16_t {
   kForgetPlan = 18,   // word 2: number
   kRewritePlan = 19,  // word 2: number; slots for new tensors, operators, then regions: the
                       // records of the plan from one to another, and what takes their place
+  kTurn = 20,         // word 2: the place of this batch's collectives among those of all graphs
+  // Of the program, between graphs (capture/between_graphs.h); never part of a window:
+  kWait = 21,         // count: graph; values: how many of its records must have run
+  kExport = 22,       // word 2: slot; values: ticket under which another graph takes the tensor
+  kImport = 23,       // word 2: slot; count: graph that exports it; values: ticket, how many of
+                      // that graph's records must have run
 };
+
+constexpr uint32_t kMaxGraphs = 64;  // at once; the first is the main one
+
+inline bool is_between_graphs(Kind kind) {
+  return kind == Kind::kWait || kind == Kind::kExport || kind == Kind::kImport;
+}
 
 enum class Tag : uint8_t {
   kNone = 0,

@@ -189,7 +189,8 @@ uint32_t program_records(const uint32_t* record) {
     case Kind::kDefinePlan:
     case Kind::kMoveSlots:
     case Kind::kForgetPlan:
-    case Kind::kRewritePlan: return 0;
+    case Kind::kRewritePlan:
+    case Kind::kTurn: return 0;
     case Kind::kReplay: {
       // The worker that runs it checks whether the plan has as many.
       if (record[0] < kHeaderWords + 2) return 0;

@@ -56,15 +56,10 @@ struct FailedElsewhere : std::exception {
   FailurePtr failure;
 };
 
-// All workers of the job, for messages between any two. Each makes it at the same record.
+// All workers of the job, for messages between any two.
 inline c10d::Backend& everybody(WorkerState& state) {
-  if (!state.everybody) {
-    if (state.num_workers > 1 << 20) Reader::fail("a redistribution between meshes of a job of unknown size");
-    std::vector<int32_t> all;
-    for (int32_t worker = 0; worker < state.num_workers; ++worker) all.push_back(worker);
-    state.everybody = state.make_group(all, state.worker);
-  }
-  return *state.everybody;
+  if (!state.graphs->everybody) Reader::fail("a redistribution between meshes of a job of unknown size");
+  return *state.graphs->everybody;
 }
 
 inline at::Tensor part_of(const at::Tensor& tensor, const Box& whole, const Box& box) {
@@ -94,7 +89,7 @@ inline PendingTensor start_transfer(WorkerState& state, const at::Tensor& local,
                                     c10::ScalarType dtype, std::span<const int64_t> sizes,
                                     const Sharding& from, const Sharding& to) {
   constexpr int kTags = 1 << 14;  // MPI has to allow for 32767
-  const int tag = static_cast<int>(state.num_transfers++ % kTags);
+  const int tag = static_cast<int>(state.graphs->num_transfers++ % kTags);
   auto& group = everybody(state);
   std::erase_if(state.sending, [](const auto& sent) { return sent.first->isCompleted(); });
   struct Arriving {

@@ -44,6 +44,30 @@ inline void define_site(WorkerState& state, Reader& reader, uint32_t number) {
   if (state.notes_flight) flight_record().define_site(number, text);
 }
 
+// This worker's place in a mesh, with the groups of its axes; nothing where it has none.
+inline std::optional<MeshMember> make_member(WorkerState& state, const Mesh& mesh) {
+  if (!state.graphs->everybody && state.num_workers <= 1 << 20) {
+    std::vector<int32_t> all;
+    for (int32_t worker = 0; worker < state.num_workers; ++worker) all.push_back(worker);
+    state.graphs->everybody = state.make_group(all, state.worker);
+  }
+  MeshMember member;
+  member.coordinate = coordinate_of(mesh, state.worker);
+  if (member.coordinate.empty()) return std::nullopt;
+  for (size_t axis = 0; axis < mesh.shape.size(); ++axis) {
+    int64_t stride = 1;
+    for (size_t inner = axis + 1; inner < mesh.shape.size(); ++inner) stride *= mesh.shape[inner];
+    int64_t origin = 0, outer = 1;
+    for (size_t a = mesh.shape.size(); a-- > 0; outer *= mesh.shape[a]) {
+      if (a != axis) origin += member.coordinate[a] * outer;
+    }
+    std::vector<int32_t> line;
+    for (int64_t i = 0; i < mesh.shape[axis]; ++i) line.push_back(mesh.workers[origin + i * stride]);
+    member.groups.push_back(state.make_group(line, static_cast<int>(member.coordinate[axis])));
+  }
+  return member;
+}
+
 inline void define_mesh(WorkerState& state, Reader& reader, uint32_t number) {
   const auto shape = reader.int_list(), workers = reader.int_list();
   // A group with a member that does not exist would be waited for.
@@ -52,25 +76,17 @@ inline void define_mesh(WorkerState& state, Reader& reader, uint32_t number) {
   for (int64_t worker : workers) {
     if (worker < 0 || worker >= state.num_workers) Reader::fail("a mesh of workers that do not exist");
   }
-  auto& table = ShardingTable::get();
   try {
-    table.define_mesh(number, {shape.begin(), shape.end()}, {workers.begin(), workers.end()});
-    const auto mesh = table.mesh(number);
-    MeshMember member;
-    member.coordinate = coordinate_of(*mesh, state.worker);
-    if (member.coordinate.empty()) return;
-    for (size_t axis = 0; axis < mesh->shape.size(); ++axis) {
-      int64_t stride = 1;
-      for (size_t inner = axis + 1; inner < mesh->shape.size(); ++inner) stride *= mesh->shape[inner];
-      int64_t origin = 0, outer = 1;
-      for (size_t a = mesh->shape.size(); a-- > 0; outer *= mesh->shape[a]) {
-        if (a != axis) origin += member.coordinate[a] * outer;
-      }
-      std::vector<int32_t> line;
-      for (int64_t i = 0; i < mesh->shape[axis]; ++i) line.push_back(mesh->workers[origin + i * stride]);
-      member.groups.push_back(state.make_group(line, static_cast<int>(member.coordinate[axis])));
+    ShardingTable::get().define_mesh(number, {shape.begin(), shape.end()}, {workers.begin(), workers.end()});
+    const auto mesh = ShardingTable::get().mesh(number);
+    std::lock_guard<std::mutex> guard(state.graphs->meshes_mutex);
+    auto& known = state.graphs->meshes[number];
+    if (known.mesh != mesh) known = {mesh, make_member(state, *mesh)};
+    if (known.member) {
+      state.members[number] = *known.member;
+    } else {
+      state.members.erase(number);
     }
-    state.members[number] = std::move(member);
   } catch (const WireError&) {
     throw;
   } catch (const std::exception& error) {

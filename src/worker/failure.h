@@ -32,7 +32,7 @@ inline FailurePtr make_failure(WorkerState& state, const std::string& text) {
   auto failure = std::make_shared<Failure>();
   failure->text = text.substr(0, kMostText);
   failure->site = state.site;
-  failure->record = state.record;
+  failure->record = record_of_graph(state.graph, state.record);
   failure->worker = state.worker;
   failure->host = state.host;
   ++state.num_failures;
@@ -59,7 +59,9 @@ inline void spoil(WorkerState& state, uint32_t slot, const FailurePtr& failure) 
   if (entry.state != SlotEntry::State::kTensor) return;
   if (entry.tensor.has_storage()) {
     const auto& storage = entry.tensor.storage();
-    state.spoiled.emplace(storage.unsafeGetStorageImpl(), std::make_pair(storage, failure));
+    const Spoiling spoiling{storage.getWeakStorageImpl(), failure};
+    state.spoiled.emplace(storage.unsafeGetStorageImpl(), spoiling);
+    state.graphs->note_spoiling(spoiling);
   }
   entry.state = SlotEntry::State::kFailed;
   entry.failure = failure;
@@ -116,6 +118,7 @@ inline void revive(WorkerState& state, uint32_t slot) {
   const auto* storage = storage_of(whole);
   if (storage == nullptr || storage->nbytes() != whole.nbytes() || !whole.is_non_overlapping_and_dense()) return;
   if (state.spoiled.erase(storage) == 0) return;
+  state.graphs->note_spoiling({whole.storage().getWeakStorageImpl(), nullptr});
   for (auto& entry : state.slots) {
     if (entry.state != SlotEntry::State::kFailed || storage_of(entry.tensor) != storage) continue;
     entry.state = SlotEntry::State::kTensor;

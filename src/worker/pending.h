@@ -11,6 +11,7 @@
 #include "profiling/record_event.h"
 #include "worker/between_meshes.h"
 #include "worker/failure.h"
+#include "worker/graph_records.h"
 #include "worker/slots.h"
 
 namespace dtorch {
@@ -87,6 +88,7 @@ inline void fail_pending(WorkerState& state, const std::exception& error, Pendin
 inline PendingValue start(WorkerState& state, const Redistribution& read) {
   PendingValue value = new_pending(state, read);
   try {
+    take_turn(state);
     if (read.is_between_meshes) {
       FailurePtr failure;
       at::Tensor local;
@@ -124,6 +126,7 @@ inline void start_together(WorkerState& state, const std::vector<Redistribution>
   std::vector<at::Tensor> parts;
   for (const auto& read : reads) values->push_back(new_pending(state, read));
   try {
+    take_turn(state);
     for (size_t i = 0; i < reads.size(); ++i) parts.push_back(own_part(state, reads[i], &(*values)[i].failure));
     auto tensors = start_bucket(parts, *first.to->mesh, *first.member, first.before, first.to->placements);
     for (size_t i = 0; i < reads.size(); ++i) (*values)[i].tensor = std::move(tensors[i]);

@@ -21,9 +21,10 @@ inline void free_slot(WorkerState& state, uint32_t number) {
   entry.tensor = at::Tensor();
   entry.failure = nullptr;
   entry.state = SlotEntry::State::kEmpty;
+  entry.is_import = false;
   if (C10_UNLIKELY(!state.spoiled.empty())) {
-    // What only the table holds has no view left that could be read.
-    std::erase_if(state.spoiled, [](const auto& item) { return item.second.first.use_count() == 1; });
+    // What is gone has no view left that could be read.
+    std::erase_if(state.spoiled, [](const auto& item) { return item.second.storage.expired(); });
   }
 }
 

@@ -18,6 +18,7 @@
 #include "transport/link.h"
 #include "wire/flight.h"
 #include "wire/reader.h"
+#include "worker/between_graphs.h"
 #include "worker/unchecked.h"
 #include "worker/users_operator.h"
 
@@ -40,6 +41,7 @@ struct SlotEntry {
   uint64_t record = 0;  // that made it
   uint32_t sharding = 0;
   State state = State::kEmpty;
+  bool is_import = false;  // another graph's tensor
 };
 
 // What a redistribution that goes on will put into a slot.
@@ -66,11 +68,16 @@ struct WorkerOperator {
 
 struct WorkerPlan;  // worker/plan.h
 
+// Of one graph of a worker.
 struct WorkerState {
+  // graphs: of this worker, `graph` being this one's number.
   WorkerState(int worker, int num_workers, c10::Device device, std::string host,
-              MakeGroup make_group)
+              MakeGroup make_group, std::shared_ptr<WorkerGraphs> graphs, uint32_t graph)
       : worker(worker), num_workers(num_workers), device(device), host(std::move(host)),
-        make_group(std::move(make_group)), generator(new_worker_generator()) {}
+        make_group(std::move(make_group)), graphs(std::move(graphs)), graph(graph),
+        generator(new_worker_generator()) {
+    this->graphs->add(graph);
+  }
 
   // The entry of a slot that may be new; the table grows in small steps, since rank 0 hands
   // numbers out densely.
@@ -118,12 +125,16 @@ struct WorkerState {
   const c10::Device device;
   const std::string host;
   const MakeGroup make_group;
+  const std::shared_ptr<WorkerGraphs> graphs;
+  const uint32_t graph;
+  std::optional<uint32_t> turn;  // of the batch at hand
+  bool has_turn = false;         // it has come
+  size_t spoilings_seen = 0;     // of those of all graphs
+  bool has_others = true;        // false: nobody does what this graph might wait for
   at::Generator generator;  // a WorkerGenerator, set anew by each record that draws
 
   std::vector<SlotEntry> slots;
   // Of worker/between_meshes.h.
-  c10::intrusive_ptr<c10d::Backend> everybody;
-  uint64_t num_transfers = 0;
   std::vector<std::pair<c10::intrusive_ptr<c10d::Work>, at::Tensor>> sending;
 
   std::unordered_map<uint32_t, PendingValue> pending;  // by slot
@@ -148,7 +159,7 @@ struct WorkerState {
   std::vector<FailurePtr> unreported;
   uint64_t unlisted = 0;
   // Memory that a failed in-place operator should have written.
-  std::unordered_map<const c10::StorageImpl*, std::pair<c10::Storage, FailurePtr>> spoiled;
+  std::unordered_map<const c10::StorageImpl*, Spoiling> spoiled;
 
   Timeline timeline;
   uint16_t flags = 0;    // of the event of the record being executed
@@ -169,7 +180,7 @@ inline FailurePtr failure_of(const WorkerState& state, const SlotEntry& entry) {
     return nullptr;
   }
   auto found = state.spoiled.find(entry.tensor.storage().unsafeGetStorageImpl());
-  return found == state.spoiled.end() ? nullptr : found->second.second;
+  return found == state.spoiled.end() ? nullptr : found->second.failure;
 }
 
 }  // namespace dtorch

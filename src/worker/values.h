@@ -126,11 +126,11 @@ inline void get_value(WorkerState& state, const WorkerLink& link, Reader& reader
   answer(state, link, reader, [&](Reply* reply) { return read_slot(state, reader, number, reply); });
 }
 
-// Bytes and number of the tensors that slots hold; memory that several share counts once.
+// Bytes and number of a graph's own tensors that slots hold; memory that several share counts once.
 inline void live_memory(const WorkerState& state, int64_t* bytes, int64_t* tensors) {
   std::unordered_set<const c10::StorageImpl*> seen;
   for (const auto& entry : state.slots) {
-    if (!entry.tensor.defined()) continue;
+    if (!entry.tensor.defined() || entry.is_import) continue;
     ++*tensors;
     if (!entry.tensor.has_storage()) continue;
     const auto& storage = entry.tensor.storage();

@@ -4,6 +4,8 @@
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.memory cimport make_shared, shared_ptr
+from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -35,6 +37,10 @@ cdef extern from "wire/reader.h" namespace "dtorch" nogil:
         kMoveSlots
         kForgetPlan
         kRewritePlan
+        kTurn
+        kWait
+        kExport
+        kImport
 
     cppclass Reader:
         Reader(const uint32_t*, const uint32_t*)
@@ -48,7 +54,13 @@ cdef extern from "wire/reader.h" namespace "dtorch" nogil:
 cdef extern from "worker/state.h" namespace "dtorch" nogil:
     cppclass MakeGroup:
         pass
+    cppclass WorkerGraphs:
+        void set_executed(uint32_t graph, uint64_t records)
     cppclass WorkerState:
+        int worker
+        shared_ptr[WorkerGraphs] graphs
+        uint32_t graph
+        optional[uint32_t] turn
         uint64_t record
         uint32_t site
         uint64_t num_operators
@@ -57,6 +69,7 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         cbool notes_flight
         cbool stopped
         cbool keeps_batches
+        cbool has_others
         string broken
         vector[string] batches
         Timeline timeline
@@ -86,6 +99,12 @@ cdef extern from "wire/window.h" namespace "dtorch" nogil:
 cdef extern from "worker/pending.h" namespace "dtorch" nogil:
     void run_redistribute(WorkerState&, Reader&, uint32_t, cbool)
     void settle_all(WorkerState&)
+
+cdef extern from "worker/graph_records.h" namespace "dtorch" nogil:
+    void wait_for_graph(WorkerState&, Reader&, uint32_t)
+    void export_slot(WorkerState&, Reader&, uint32_t)
+    void import_slot(WorkerState&, Reader&, uint32_t)
+    void pass_turn(WorkerState&)
 
 cdef extern from "worker/plan.h" namespace "dtorch" nogil:
     void define_plan(WorkerState&, Reader&, uint32_t)
@@ -154,9 +173,12 @@ cdef extern from *:
     };
     static dtorch::WorkerState* dtorch_new_state(int worker, int num_workers,
                                                  const std::string& device,
-                                                 const std::string& host, void* make_group) {
+                                                 const std::string& host, void* make_group,
+                                                 std::shared_ptr<dtorch::WorkerGraphs> graphs,
+                                                 uint32_t graph) {
       return new dtorch::WorkerState(worker, num_workers, c10::Device(device), host,
-                                     *static_cast<dtorch::MakeGroup*>(make_group));
+                                     *static_cast<dtorch::MakeGroup*>(make_group),
+                                     std::move(graphs), graph);
     }
     """
     ctypedef void (*record_function "dtorch_record_function")(void* worker, Reader& reader) noexcept nogil
@@ -166,7 +188,8 @@ cdef extern from *:
     void dtorch_keep(WorkerState&, const Batch&) nogil
     cppclass below_autograd "dtorch_below_autograd":
         below_autograd()
-    WorkerState* dtorch_new_state(int, int, const string&, const string&, void*) except +
+    WorkerState* dtorch_new_state(int, int, const string&, const string&, void*,
+                                  shared_ptr[WorkerGraphs], uint32_t graph) except +
     void set_num_threads "at::set_num_threads"(int)
 
 
@@ -222,6 +245,14 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
     elif kind == Kind.kShutdown:
         settle_all(state[0])
         state.stopped = True
+    elif kind == Kind.kWait:
+        wait_for_graph(state[0], reader, count)
+    elif kind == Kind.kExport:
+        export_slot(state[0], reader, number)
+    elif kind == Kind.kImport:
+        import_slot(state[0], reader, number)
+    elif kind == Kind.kTurn:
+        state.turn = number
     elif kind == Kind.kMark:
         pass
     else:
@@ -271,6 +302,8 @@ cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
             break
         context.state.record += program_records(at)
         at += words
+        context.state.graphs.get().set_executed(context.state.graph, context.state.record)
+    pass_turn(context.state[0])
 
 
 cdef extern from "capture/capture.h" namespace "dtorch" nogil:
@@ -366,13 +399,19 @@ def stage_times():
     return busy * 1e-9, state.idle * 1e-9
 
 
+def this_index():
+    """The number of the worker that runs in this thread."""
+    return required_worker().worker
+
+
 cdef class Worker:
-    """One worker's state and loop.
+    """One worker's state and loop, of one graph.
 
     index: its number among the workers. device: where its tensors live. link: capsule of its
     end of the transport. make_group: capsule of the function that makes communication groups.
     num_workers: of the job, where it is known; a mesh that names another is refused. one_stream:
-    nothing goes on beside the record at hand.
+    nothing goes on beside the record at hand. graph: number of the graph. beside: the same
+    worker's for the main graph.
     """
 
     cdef Context context
@@ -381,13 +420,18 @@ cdef class Worker:
     cdef readonly bint running  # whether run() is at work
 
     def __init__(self, int index, str device, str host, link, make_group, *,
-                 int num_workers=1 << 24, bint one_stream=False):
+                 int num_workers=1 << 24, bint one_stream=False, uint32_t graph=0, Worker beside=None):
+        cdef shared_ptr[WorkerGraphs] graphs
+        if beside is None:
+            graphs = make_shared[WorkerGraphs]()
+        else:
+            graphs = beside.context.state.graphs
         self.keep = (link, make_group)
         self.index = index
         self.context.link = <WorkerLink*>PyCapsule_GetPointer(link, "dtorch.WorkerLink")
         self.context.state = dtorch_new_state(
             index, num_workers, device.encode(), host.encode(),
-            PyCapsule_GetPointer(make_group, "dtorch.MakeGroup"))
+            PyCapsule_GetPointer(make_group, "dtorch.MakeGroup"), graphs, graph)
         self.context.state.one_stream = one_stream
 
     def __dealloc__(self):
@@ -459,11 +503,13 @@ cdef class Worker:
         cdef WorkerState* before = this_worker()
         set_this_worker(self.context.state)
         cdef below_autograd* guard = new below_autograd()
+        self.context.state.has_others = False
         with nogil:
             execute_batch(&self.context, &parsed)
         del guard
         set_this_worker(before)
         self.context.state.stopped = False
+        self.context.state.has_others = True
         cdef cbool whole = self.context.state.broken.empty()
         self.context.state.broken.clear()
         return whole

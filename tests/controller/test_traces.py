@@ -34,7 +34,7 @@ def both(program, times=TIMES):
     found = []
     for step in range(times):
         if step == times - 1:
-            dt.runtime.current().planner.wait()
+            dt.runtime.current().main.planner.wait()
         dt.sync()
         before = dt.debug.counters()
         found.append(program("dtorch", step).cpu())

@@ -220,7 +220,7 @@ def test_calls_are_neither_left_out_nor_joined():
         kernels.attention(y, y, y)
         kernels.attention(y, y, y)
         dt.sync()
-        dt.runtime.current().planner.wait()
+        dt.runtime.current().main.planner.wait()
     assert len(kernels.calls) == 12 * dt.num_workers()
 
 

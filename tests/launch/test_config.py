@@ -30,7 +30,7 @@ def test_before_and_while_workers_run(monkeypatch):
         for _ in range(10):
             x = x * 2
         assert x.sum().item() == 4096.0
-        dt.runtime.current().planner.wait()
+        dt.runtime.current().main.planner.wait()
     assert list(dt.debug.graph()[0]) == ["program", "memory_reuse"]
 
 

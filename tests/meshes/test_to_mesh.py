@@ -138,7 +138,7 @@ def test_replayed(mesh):
     for step in range(8):
         if step == 5:
             dt.sync()
-            dt.runtime.current().planner.wait()
+            dt.runtime.current().main.planner.wait()
         y = x * step
         for _ in range(3):
             y = (y.to_mesh(second) + 1).to_mesh(first, [Shard(1)]).sin()

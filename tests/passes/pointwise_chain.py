@@ -26,7 +26,7 @@ def main():
     for step in range(9):
         if step == 4:
             dt.sync()
-            dt.runtime.current().planner.wait(100, kernels=True)
+            dt.runtime.current().main.planner.wait(100, kernels=True)
         parts = dt.local_shards(chain(x, step))
         for part, expected in zip(parts, dt.local_shards(x), strict=True):
             assert torch.equal(part, chain(expected, step)), step

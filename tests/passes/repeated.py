@@ -12,7 +12,7 @@ REWRITTEN = TIMES - 2
 def settle(kernels=False):
     """Wait until each window that has come twice is rewritten, with compiled kernels if asked."""
     dt.sync()
-    dt.runtime.current().planner.wait(100 if kernels else 10, kernels=kernels)
+    dt.runtime.current().main.planner.wait(100 if kernels else 10, kernels=kernels)
 
 
 def rewritten(program, kernels=False):

@@ -177,7 +177,7 @@ def test_under_mpirun(tmp_path):
         for step in range(8):
             if step == 5:
                 dt.sync()
-                dt.runtime.current().planner.wait()
+                dt.runtime.current().main.planner.wait()
             total = (x + step).sum(0)
             y = x
             for _ in range(6):

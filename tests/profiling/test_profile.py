@@ -135,7 +135,7 @@ def test_nothing_is_noted_outside(tmp_path):
         a + 1
     assert _core.take_timeline() == (b"", 0)
     assert noted_by_workers() == [0]
-    assert dt.runtime.current().controller.take_timeline() == (b"", 0)
+    assert dt.runtime.current().main.controller.take_timeline() == (b"", 0)
     with dt.profile() as profile:
         a * 2
     assert names_of(of(profile.events(), FIRST_WORKER, "operator")) == ["aten::mul.Tensor"]

@@ -38,7 +38,8 @@ if comm.rank == 1:
 else:
     link = _mpi.MPILink(comm, [1], [False], None, "network", 50)
     controller = _controller.Controller(
-        [link.controller_end()], window_bytes=1 << 16, gather_microseconds=40, traces=False
+        _controller.SendOrder(), 0, [link.controller_end()], window_bytes=1 << 16,
+        gather_microseconds=40, traces=False,
     )
     thread = threading.Thread(target=controller.run)
     thread.start()

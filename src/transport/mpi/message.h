@@ -22,12 +22,19 @@
 
 namespace dtorch {
 
-constexpr int kTagBatch = 1;
-constexpr int kTagProgress = 2;
-constexpr int kTagTransfer = 3;  // in the order of their numbers
-constexpr int kTagAsk = 4;       // a worker asks whether a transfer is on its way
-constexpr int kTagSent = 5;      // the answer
-constexpr int kTagReply = 100;   // + promise % kTagRange; MPI allows 32767 at least
+// The tags of one graph's messages.
+struct Tags {
+  explicit Tags(uint32_t graph = 0)
+      : batch(8 * static_cast<int>(graph)), progress(batch + 1), transfer(batch + 2), ask(batch + 3),
+        sent(batch + 4) {}
+
+  int batch;
+  int progress;
+  int transfer;  // in the order of their numbers
+  int ask;       // a worker asks whether a transfer is on its way
+  int sent;      // the answer
+};
+constexpr int kTagReply = 8 * kMaxGraphs;  // + promise % kTagRange; MPI allows 32767 at least
 constexpr int kTagRange = 32000;
 constexpr size_t kPiece = size_t{1} << 30;  // one message; MPI counts are ints
 constexpr size_t kInline = 64 * 1024;       // a reply's data up to here is in its first message
@@ -49,7 +56,7 @@ struct TensorHeader {
   int64_t strides[kMaxDims];
 };
 
-// Rank 0's answer to kTagAsk.
+// Rank 0's answer to a worker that asks.
 struct Sent {
   uint64_t number = 0;  // that was asked about
   uint64_t end = 0;     // the lowest number that has not been sent
@@ -124,7 +131,7 @@ class Outbox {
 
 // Header and data of a dense tensor (undefined: this rank has no part) as messages.
 inline void post_transfer(Outbox& outbox, uint64_t number, const at::Tensor& tensor, int rank,
-                          MPI_Comm comm) {
+                          int tag, MPI_Comm comm) {
   TensorHeader header{};
   header.record = number;
   header.status = tensor.defined() ? TensorHeader::kValue : TensorHeader::kNothing;
@@ -138,10 +145,10 @@ inline void post_transfer(Outbox& outbox, uint64_t number, const at::Tensor& ten
   }
   char* bytes = outbox.keep_bytes(sizeof header);
   std::memcpy(bytes, &header, sizeof header);
-  outbox.post(bytes, sizeof header, rank, kTagTransfer, comm);
+  outbox.post(bytes, sizeof header, rank, tag, comm);
   if (header.nbytes == 0) return;
   outbox.keep_tensor(tensor);
-  outbox.post(tensor.const_data_ptr(), header.nbytes, rank, kTagTransfer, comm);
+  outbox.post(tensor.const_data_ptr(), header.nbytes, rank, tag, comm);
 }
 
 inline void receive_bytes(void* data, size_t bytes, int rank, int tag, MPI_Comm comm, Outbox& outbox,
@@ -168,7 +175,7 @@ inline void receive_bytes(void* data, size_t bytes, int rank, int tag, MPI_Comm 
 // its numbers, and may be later than the batch that names it.
 class TransferInbox {
  public:
-  TransferInbox(MPI_Comm comm, int spins) : comm_(comm), spins_(spins) {}
+  TransferInbox(MPI_Comm comm, const Tags& tags, int spins) : comm_(comm), tags_(tags), spins_(spins) {}
 
   // Waits for the data of this number. False: it was taken before, or rank 0 never sent it.
   bool take(uint64_t number, Outbox& outbox, at::Tensor* part) try {
@@ -198,15 +205,15 @@ class TransferInbox {
     const auto ask_at = std::chrono::steady_clock::now() + kPatience;
     Backoff backoff(spins_);
     bool asked = false;
-    while (!probe(kTagTransfer, message)) {
+    while (!probe(tags_.transfer, message)) {
       if (!asked && std::chrono::steady_clock::now() >= ask_at) {
         char* bytes = outbox.keep_bytes(sizeof number);
         std::memcpy(bytes, &number, sizeof number);
-        outbox.post(bytes, sizeof number, 0, kTagAsk, comm_);
+        outbox.post(bytes, sizeof number, 0, tags_.ask, comm_);
         asked = true;
       }
       MPI_Message answer;
-      if (asked && probe(kTagSent, &answer)) {
+      if (asked && probe(tags_.sent, &answer)) {
         Sent sent;
         check_mpi(MPI_Mrecv(&sent, sizeof sent, MPI_BYTE, &answer, MPI_STATUS_IGNORE), "MPI_Mrecv");
         // An answer may have been overtaken by the data that it was about.
@@ -230,24 +237,25 @@ class TransferInbox {
     auto tensor = at::empty_strided({header.sizes, dim}, {header.strides, dim},
                                     at::TensorOptions().dtype(static_cast<c10::ScalarType>(header.dtype)));
     if (header.nbytes > 0) {
-      receive_bytes(tensor.mutable_data_ptr(), header.nbytes, 0, kTagTransfer, comm_, outbox, spins_);
+      receive_bytes(tensor.mutable_data_ptr(), header.nbytes, 0, tags_.transfer, comm_, outbox, spins_);
     }
     return tensor;
   }
 
   MPI_Comm comm_;
+  const Tags tags_;
   int spins_;
   uint64_t next_ = 0;  // what comes next is of this number or, in a later job, beyond
   std::map<uint64_t, at::Tensor> waiting_;
 };
 
 // Rank 0 tells workers that asked which numbers it has sent.
-inline void answer_asks(uint64_t end, Outbox& outbox, MPI_Comm comm) {
+inline void answer_asks(uint64_t end, Outbox& outbox, const Tags& tags, MPI_Comm comm) {
   while (true) {
     int found = 0;
     MPI_Message message;
     MPI_Status status;
-    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kTagAsk, comm, &found, &message, &status), "MPI_Improbe");
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, tags.ask, comm, &found, &message, &status), "MPI_Improbe");
     if (!found) return;
     Sent sent;
     sent.end = end;
@@ -255,15 +263,15 @@ inline void answer_asks(uint64_t end, Outbox& outbox, MPI_Comm comm) {
               "MPI_Mrecv");
     char* bytes = outbox.keep_bytes(sizeof sent);
     std::memcpy(bytes, &sent, sizeof sent);
-    outbox.post(bytes, sizeof sent, status.MPI_SOURCE, kTagSent, comm);
+    outbox.post(bytes, sizeof sent, status.MPI_SOURCE, tags.sent, comm);
   }
 }
 
-inline void send_part(Outbox& outbox, const Transfer& transfer, int worker, int rank, MPI_Comm comm)
-    try {
+inline void send_part(Outbox& outbox, const Transfer& transfer, int worker, int rank, int tag,
+                      MPI_Comm comm) try {
   // The transfer's tensor is never written to, so a replicated one needs no copy.
   post_transfer(outbox, transfer.number,
-                transfer.sharding == 0 ? transfer.tensor : own_part(transfer, worker), rank, comm);
+                transfer.sharding == 0 ? transfer.tensor : own_part(transfer, worker), rank, tag, comm);
 } catch (const std::exception& error) {
   transport_failed("sending data", error.what());
 }

@@ -26,7 +26,11 @@ from transport.mpi.mpi_c cimport *
 
 
 cdef extern from "transport/mpi/message.h" namespace "dtorch" nogil:
-    int kTagBatch, kTagProgress, kTagReply, kTagRange
+    int kTagReply, kTagRange
+    cppclass Tags:
+        Tags()
+        Tags(uint32_t graph)
+        int batch, progress, transfer
     size_t first_message_bytes(size_t)
     cppclass Outbox:
         void post(const void*, size_t, int rank, int tag, MPI_Comm)
@@ -39,12 +43,12 @@ cdef extern from "transport/mpi/message.h" namespace "dtorch" nogil:
         void pause()
     void check_mpi(int, const char*)
     cppclass TransferInbox:
-        TransferInbox(MPI_Comm, int spins)
+        TransferInbox(MPI_Comm, const Tags&, int spins)
         cbool take(uint64_t number, Outbox&, Tensor*)
-    void answer_asks(uint64_t end, Outbox&, MPI_Comm)
+    void answer_asks(uint64_t end, Outbox&, const Tags&, MPI_Comm)
     size_t write_reply(const Reply&, int worker, char* block, size_t room)
     Reply read_reply(const char* block, size_t room, size_t* rest) except +
-    void send_part(Outbox&, const Transfer&, int worker, int rank, MPI_Comm)
+    void send_part(Outbox&, const Transfer&, int worker, int rank, int tag, MPI_Comm)
 
 cdef extern from "transport/mpi/replies.h" namespace "dtorch" nogil:
     cppclass NetworkReply:
@@ -92,6 +96,7 @@ cdef extern from *:
 
 cdef struct WorkerEnd:
     MPI_Comm comm
+    Tags tags
     int rank            # in comm; rank 0 is the controller's
     int worker
     int parent
@@ -114,7 +119,7 @@ cdef void forward(WorkerEnd* end, const Batch* batch) noexcept nogil:
         child = end.children[i]
         if child >= 0:
             end.outbox.keep_batch(batch[0])
-            end.outbox.post(batch.begin, batch.bytes(), child, kTagBatch, end.comm)
+            end.outbox.post(batch.begin, batch.bytes(), child, end.tags.batch, end.comm)
 
 
 cdef void hear_progress(WorkerEnd* end) noexcept nogil:
@@ -124,12 +129,12 @@ cdef void hear_progress(WorkerEnd* end) noexcept nogil:
     for i in range(2):
         if end.children[i] < 0:
             continue
-        check_mpi(MPI_Improbe(end.children[i], kTagProgress, end.comm, &found, &message, &status),
+        check_mpi(MPI_Improbe(end.children[i], end.tags.progress, end.comm, &found, &message, &status),
                   "MPI_Improbe")
         while found:
             check_mpi(MPI_Mrecv(&end.children_executed[i], 8, MPI_BYTE, &message, MPI_STATUS_IGNORE),
                       "MPI_Mrecv")
-            check_mpi(MPI_Improbe(end.children[i], kTagProgress, end.comm, &found, &message, &status),
+            check_mpi(MPI_Improbe(end.children[i], end.tags.progress, end.comm, &found, &message, &status),
                       "MPI_Improbe")
 
 
@@ -143,14 +148,14 @@ cdef void tell_progress(WorkerEnd* end) noexcept nogil:
     end.reported = least
     cdef uint64_t* bytes = <uint64_t*>end.outbox.keep_bytes(8)
     bytes[0] = least
-    end.outbox.post(bytes, 8, end.parent, kTagProgress, end.comm)
+    end.outbox.post(bytes, 8, end.parent, end.tags.progress, end.comm)
 
 
 cdef cbool try_receive(WorkerEnd* end, Batch* batch) noexcept nogil:
     cdef int found = 0, size = 0
     cdef MPI_Message message
     cdef MPI_Status status
-    check_mpi(MPI_Improbe(end.parent, kTagBatch, end.comm, &found, &message, &status), "MPI_Improbe")
+    check_mpi(MPI_Improbe(end.parent, end.tags.batch, end.comm, &found, &message, &status), "MPI_Improbe")
     if not found:
         return False
     check_mpi(MPI_Get_count(&status, MPI_BYTE, &size), "MPI_Get_count")
@@ -244,7 +249,7 @@ cdef MPI_Comm comm_of(object comm) except *:
 
 
 cdef class MPIWorkerLink:
-    """A worker rank's link to rank 0, and to its children in the tree.
+    """A worker rank's link to rank 0, and to its children in the tree, for one graph.
 
     comm: of all ranks. worker: this one's number. ranks: of all workers. board: rank 0's
     SharedMemory where this rank is on its node, else None.
@@ -254,8 +259,9 @@ cdef class MPIWorkerLink:
     cdef WorkerLink link
     cdef object keep
 
-    def __init__(self, comm, int worker, ranks, board, int spins):
+    def __init__(self, comm, int worker, ranks, board, int spins, uint32_t graph=0):
         self.keep = (comm, board)
+        self.end.tags = Tags(graph)
         self.end.comm = comm_of(comm)
         MPI_Comm_set_errhandler(self.end.comm, MPI_ERRORS_RETURN)
         self.end.rank = ranks[worker]
@@ -272,7 +278,7 @@ cdef class MPIWorkerLink:
             self.end.board = (<SharedMemory>board).memory
             self.end.board_size = (<SharedMemory>board).size
         self.end.outbox = new Outbox()
-        self.end.transfers = new TransferInbox(self.end.comm, spins)
+        self.end.transfers = new TransferInbox(self.end.comm, self.end.tags, spins)
         self.link.self = &self.end
         self.link.receive = worker_receive
         self.link.fetch = worker_fetch
@@ -308,6 +314,7 @@ cdef class MPIWorkerLink:
 
 cdef struct ControllerEnd:
     MPI_Comm comm
+    Tags tags
     int first           # the rank at the top of the tree
     int* ranks          # of the workers in the tree
     int* workers        # their numbers
@@ -321,14 +328,14 @@ cdef struct ControllerEnd:
 cdef void controller_send(void* self, const Batch* batch) noexcept nogil:
     cdef ControllerEnd* end = <ControllerEnd*>self
     end.outbox.keep_batch(batch[0])
-    end.outbox.post(batch.begin, batch.bytes(), end.first, kTagBatch, end.comm)
+    end.outbox.post(batch.begin, batch.bytes(), end.first, end.tags.batch, end.comm)
     end.num_sends += 1
 
 
 cdef void controller_send_transfer(void* self, const Transfer* transfer) noexcept nogil:
     cdef ControllerEnd* end = <ControllerEnd*>self
     for i in range(end.count):
-        send_part(end.outbox[0], transfer[0], end.workers[i], end.ranks[i], end.comm)
+        send_part(end.outbox[0], transfer[0], end.workers[i], end.ranks[i], end.tags.transfer, end.comm)
     end.transfers_end = transfer.number + 1
 
 
@@ -342,17 +349,17 @@ cdef void controller_poll(void* self) noexcept nogil:
     cdef MPI_Message message
     cdef MPI_Status status
     end.outbox.poll()
-    answer_asks(end.transfers_end, end.outbox[0], end.comm)
-    check_mpi(MPI_Improbe(end.first, kTagProgress, end.comm, &found, &message, &status),
+    answer_asks(end.transfers_end, end.outbox[0], end.tags, end.comm)
+    check_mpi(MPI_Improbe(end.first, end.tags.progress, end.comm, &found, &message, &status),
               "MPI_Improbe")
     while found:
         check_mpi(MPI_Mrecv(&end.executed, 8, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv")
-        check_mpi(MPI_Improbe(end.first, kTagProgress, end.comm, &found, &message, &status),
+        check_mpi(MPI_Improbe(end.first, end.tags.progress, end.comm, &found, &message, &status),
                   "MPI_Improbe")
 
 
 cdef class MPILink:
-    """Rank 0's link to the worker ranks.
+    """Rank 0's link to the worker ranks, for one graph; values come back over the main one's.
 
     comm: of all ranks. ranks: of all workers, by number. same_node: whether each is on rank
     0's node. board: rank 0's SharedMemory or None. home: forces "shared" or "network".
@@ -367,8 +374,9 @@ cdef class MPILink:
     cdef object keep
     cdef int spins
 
-    def __init__(self, comm, ranks, same_node, board, str home, int spins):
+    def __init__(self, comm, ranks, same_node, board, str home, int spins, uint32_t graph=0):
         self.keep = (comm, board)
+        self.end.tags = Tags(graph)
         self.end.comm = comm_of(comm)
         MPI_Comm_set_errhandler(self.end.comm, MPI_ERRORS_RETURN)
         cdef bint share
@@ -428,6 +436,12 @@ cdef class MPILink:
         replies = MPIReplies(self, num_workers)
         replies.start(number, shared, network, at if home == 1 else -1, units * 64)
         return replies, (home, number, place)
+
+    def have_ended(self):
+        """Whether all workers have executed their last record, and nothing is on its way to them."""
+        with nogil:
+            controller_poll(&self.end)
+        return self.end.executed == <uint64_t>-1 and self.end.outbox.poll() == 0
 
     def drain(self, double seconds):
         """Complete all sends: before MPI_Finalize. Returns whether it was done within the time."""

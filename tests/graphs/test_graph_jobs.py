@@ -1,0 +1,13 @@
+"""Graphs in jobs of their own, with other numbers of workers and under mpirun."""
+
+from pathlib import Path
+
+import pytest
+from launching import run_tests
+
+TESTS = Path(__file__).with_name("test_graphs.py")
+
+
+@pytest.mark.parametrize(("launcher", "workers"), [("thread", 4), ("mpirun", 1), ("mpirun", 3)])
+def test_graphs_in_a_job(launcher, workers):
+    run_tests(TESTS, launcher=launcher, workers=workers, limit=150)
