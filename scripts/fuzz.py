@@ -1,6 +1,6 @@
 """Run random tensor programs on `dtorch` and on plain PyTorch, and shrink what differs.
 
-    python scripts/fuzz.py --minutes 10 [--seed 0] [--workers 4] [--times 5]
+    python scripts/fuzz.py --minutes 10 [--seed 0] [--workers 4] [--times 5] [--graphs 3]
 
 Prints each fault once as the shortest program found, and ends with 1 if there was one.
 """
@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, Phase, settings
 MESHES = {1: [(1,)], 2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)]}
 
 
-def hunt(mesh, seed, examples, times=1):
+def hunt(mesh, seed, examples, times=1, graphs=()):
     """The shortest program whose values differ and what differs, or None.
 
-    times: how often each is run; from the third time on it is replayed.
+    times: how often each is run; from the third time on it is replayed. graphs: that its lines go
+    to, beside the main one.
     """
     found = {}
 
@@ -31,7 +32,7 @@ def hunt(mesh, seed, examples, times=1):
     )
     @hypothesis.given(programs(len(mesh.shape)))
     def check(lines):
-        wrong = differences(lines, mesh, times)
+        wrong = differences(lines, mesh, times, graphs)
         if wrong:
             found["program"], found["wrong"] = lines, wrong
             raise AssertionError(wrong.partition("\n")[0])
@@ -51,6 +52,7 @@ def main():
     parser.add_argument("--examples", type=int, default=200, help="programs between two seeds")
     parser.add_argument("--times", type=int, default=1,
                         help="run each so often: from the third time on it is replayed")
+    parser.add_argument("--graphs", type=int, default=0, help="spread each over so many graphs")
     arguments = parser.parse_args()
     import dtorch_mpi as dt
 
@@ -60,10 +62,11 @@ def main():
     while time.monotonic() < end:
         workers = arguments.workers or 1 + rounds % 4
         dt.init(workers=workers)
+        graphs = [dt.Graph() for _ in range(arguments.graphs)]
         for shape in MESHES[workers]:
             mesh = dt.init_device_mesh(shape)
-            result = hunt(mesh, seeds.randrange(1 << 30), arguments.examples,
-                          arguments.times)
+            result = hunt(mesh, seeds.randrange(1 << 30), arguments.examples, arguments.times,
+                          graphs)
             if result is not None:
                 faults += 1
                 print(f"\n{text(result[0], mesh)}\n  {result[1]}", flush=True)

@@ -5,8 +5,10 @@ as it is for a test. Two functions differ between the sides: `tensor` makes and 
 `redistribute` moves one (a copy in plain PyTorch).
 """
 
+import contextlib
 import functools
 import math
+import random
 
 import torch
 from hypothesis import strategies as st
@@ -72,11 +74,19 @@ class Plain:
 
 
 class Distributed(Plain):
-    """The same program on dtorch, on one mesh."""
+    """The same program on dtorch, on one mesh. graphs: that its lines are issued to, at random."""
 
-    def __init__(self, mesh):
+    def __init__(self, mesh, graphs=()):
         super().__init__()
         self.mesh = mesh
+        self.graphs = graphs
+        self.turns = random.Random(len(graphs))
+
+    def run(self, line):
+        if not self.graphs:
+            return super().run(line)
+        with self.turns.choice([contextlib.nullcontext(), *self.graphs]):
+            return super().run(line)
 
     def tensor(self, seed, sizes, dtype, placements, requires_grad=False):
         import dtorch_mpi as dt
@@ -98,24 +108,24 @@ def parse(placements):
     ]
 
 
-def differences(lines, mesh, times=1):
+def differences(lines, mesh, times=1, graphs=()):
     """What differs between the two runs of a program: a text, empty where nothing does.
 
     times: how often it is run on dtorch. From the third time on workers replay it, and the last
-    two times as the passes have rewritten it.
+    two times as the passes have rewritten it. graphs: that its lines go to, beside the main one.
     """
     from dtorch_mpi.runtime import current
 
     for left in reversed(range(times)):
         if times > 1 and left == 1:
             current().main.planner.wait()
-        if wrong := _differences(lines, mesh):
+        if wrong := _differences(lines, mesh, graphs):
             return wrong if left == times - 1 else f"the {times - left}th time: {wrong}"
     return ""
 
 
-def _differences(lines, mesh):
-    plain, distributed = Plain(), Distributed(mesh)
+def _differences(lines, mesh, graphs):
+    plain, distributed = Plain(), Distributed(mesh, graphs)
     for line in lines:
         expected, got = plain.run(line), distributed.run(line)
         if type(expected) is not type(got):

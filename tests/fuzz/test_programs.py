@@ -95,6 +95,15 @@ def test_random_programs_that_are_replayed(mesh_of, shape):
     assert dt.debug.counters()["replays"] > 20
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 2)])
+def test_random_programs_over_several_graphs(mesh_of, shape):
+    mesh = mesh_of(shape)
+    graphs = [dt.Graph() for _ in range(3)]
+    found = hunt(mesh, seed=22, examples=20, times=2, graphs=graphs)
+    assert found is None, f"{text(found[0], mesh)}\n{found[1]}"
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_program(mesh_of, name):
     shape, program = KEPT[name]
