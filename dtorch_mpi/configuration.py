@@ -10,8 +10,9 @@ class Config:
         dt.config.passes = "dead_nodes,memory_reuse"
 
     Before `dt.init()` each can be set, and wins over the environment; what `dt.init()` is given
-    wins over both. While the workers run, `passes` (of windows that are met from then on) and
-    `kernels` can be; another raises RuntimeError. Raises AttributeError for a name that is none,
+    wins over both. While the workers run, `passes` and `streams` (of windows that are met from then
+    on; `streams` between communication and branches) and `kernels` can be; another raises
+    RuntimeError. Raises AttributeError for a name that is none,
     and ValueError for a value that does not fit.
     """
 
@@ -33,6 +34,11 @@ class Config:
             if running.main.planner is not None:
                 running.main.planner.passes = value
             running.settings.passes = value
+        elif name == "streams" and "one" not in (value, running.settings.streams):
+            settings.from_environment(streams=value)  # raises if it does not fit
+            if running.main.planner is not None:
+                running.main.planner.streams = value
+            running.settings.streams = value
         elif name == "kernels":
             configure(value)
             running.settings.kernels = value

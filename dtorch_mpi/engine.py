@@ -45,7 +45,9 @@ class Engine:
 
         self._thread.start()
         if self.settings.traces:
-            self.planner = Planner(self.controller, self.settings.passes, kernels)
+            self.planner = Planner(
+                self.controller, self.settings.passes, self.settings.streams, kernels
+            )
 
     def flush(self):
         """Have everything issued sent, at once: somebody waits for a value."""

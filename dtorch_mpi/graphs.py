@@ -3,11 +3,12 @@
 import threading
 from dataclasses import replace
 
-from . import _core
+from . import _core, passes
 from .settings import NAMES
 
 _MOST = 63  # beside the main graph; kMaxGraphs of src/wire/record.h
-_SETTINGS = ("max_records", "max_bytes", "window_bytes", "gather_us", "traces", "passes")
+_SETTINGS = ("max_records", "max_bytes", "window_bytes", "gather_us", "traces", "passes",
+             "streams")  # fmt: skip
 _lock = threading.RLock()
 _entered = threading.local()
 
@@ -30,8 +31,8 @@ class Graph:
     gives: that of the batches that it sends.
 
     settings: of this graph, by the names of `dtorch_mpi.settings.Settings`: traces, passes,
-    max_records, max_bytes, window_bytes, gather_us; by default the job's. Raises TypeError for
-    others, and RuntimeError where 63 graphs are open.
+    streams, max_records, max_bytes, window_bytes, gather_us; by default the job's. Raises TypeError
+    for others, ValueError for a value that does not fit, and RuntimeError where 63 graphs are open.
 
     A graph that is closed, or that nobody has any more, ends when its last tensor does.
     """
@@ -53,7 +54,9 @@ class Graph:
                     f"{_MOST} graphs are open, and there can be no more: close() some, and drop "
                     "the tensors that they made"
                 )
-            self._engine = running.open_graph(number, replace(running.settings, **settings))
+            chosen = replace(running.settings, **settings)
+            passes.chosen(chosen.passes)  # raises for names that are none
+            self._engine = running.open_graph(number, chosen)
         self.number = number
         self.is_closed = False
 

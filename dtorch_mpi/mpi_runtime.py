@@ -125,11 +125,11 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serving = None  # the main graph's
 
-    def make(index, graph):
+    def make(index, graph, one_stream):
         link = _mpi.MPIWorkerLink(comm, index, ranks, board, settings.spins, graph)
         made = _worker.Worker(
             index, device, socket.gethostname(), link.worker_end(), maker, num_workers=len(ranks),
-            one_stream=settings.streams == "one", graph=graph, beside=serving,
+            one_stream=one_stream, graph=graph, beside=serving,
         )  # fmt: skip
 
         def drain():
@@ -144,7 +144,7 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
         sys.stderr.flush()
         comm.Abort(1)
 
-    serving, drain = make(worker, 0)
+    serving, drain = make(worker, 0, settings.streams == "one")
     graphs = GraphHost(make, threads, failed)
     _begin_flight(comm, f"worker {worker}", by_client=False)
     serving.note_flight()

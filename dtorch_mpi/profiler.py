@@ -11,6 +11,7 @@ from operator import itemgetter
 import torch
 
 from . import _core
+from .engine import issuing_to
 from .errors import WorkerError
 from .kernels.registry import dtype_of_number, kernel_names
 from .kernels.timeline import EVENT_BYTES, on_all_workers
@@ -35,8 +36,9 @@ _CATEGORIES = {
 }  # fmt: skip
 
 _CLIENT, _CONTROLLER, _FIRST_WORKER = 0, 1, 2  # processes of the trace
-_BATCHES, _WINDOWS = 0, 1                      # rows of the controller
-_OPERATORS, _COLLECTIVES = 0, 1                # rows of a worker
+_BATCHES, _WINDOWS = 0, 1                      # rows of the controller, for each graph
+# Rows of a worker, for each graph: of its streams, then those of its collectives.
+_OPERATORS, _COLLECTIVES, _ROWS = 0, 64, 128
 
 _lock = threading.Lock()
 _active = None  # the Profile that is being taken
@@ -56,7 +58,8 @@ def profile(path=None, *, max_events=1 << 17):
 
     Rows: the client (what the program issued, one row for each of its threads), the controller
     (batches sent; windows, replays, new plans and departures), and of every worker the records that
-    it executed, and its redistributions, with their collectives, on a row of their own. Records
+    it executed, and its redistributions, with their collectives, on a row of their own. Each stream
+    has a row, and each graph rows of its own, if it was there when the block began. Records
     that a worker replayed are marked (`"replayed": true`), and have names, shapes and the user's
     line all the same. Where passes have changed a plan (`"rewritten": true`), "record" is the first
     of those in whose place an operator is; else it is the same as on the client's row. Shapes are
@@ -155,13 +158,16 @@ class Profile:
         self._began = self._measure_clocks()
         # Read at the end: reading issues operators.
         self._workers_note = True
-        self._operators_before = on_all_workers(
-            "timeline.begin", [self._max_events], running.num_workers, 1
-        )
+        self._operators_before = {
+            graph: self._run(graph, "timeline.begin", [self._max_events], 1)
+            for graph in running.engines
+        }
         sync()
         self._zero = time.monotonic_ns()
-        running.main.controller.begin_timeline(self._max_events)
-        self._first_record = _core.counters()["records_issued"]
+        self._first_records = {}
+        for graph, engine in running.engines.items():
+            engine.controller.begin_timeline(self._max_events)
+            self._first_records[graph] = _core.records_issued(graph)
         _core.begin_timeline(self._max_events)
 
     def _end(self):
@@ -171,9 +177,11 @@ class Profile:
         _core.stop_timeline()
         _core.take_timeline()
         if self._running is not None:
-            self._running.main.controller.take_timeline()
+            for engine in self._running.engines.values():
+                engine.controller.take_timeline()
         if self._workers_note and current() is self._running:
-            on_all_workers("timeline.clear", [], self._running.num_workers, 1)
+            for graph in self._running.engines:
+                self._run(graph, "timeline.clear", [], 1)
         self._running = None
         if self._file is not None:
             self._file.close()
@@ -192,37 +200,58 @@ class Profile:
                 "the workers were shut down within the profiled block, and what they noted is "
                 "gone: end the block before dtorch_mpi.shutdown()"
             )
-        self.lost["client"] = lost
-        stopped = self._ask("timeline.stop", [], 3).tolist()
-        controller, self.lost["controller"] = running.main.controller.take_timeline()
+        # Those that are still there: what the others noted has ended with them.
+        graphs = [graph for graph in self._operators_before if graph in running.engines]
+        stopped = {
+            graph: self._ask("timeline.stop", [], 3, graph=graph).tolist() for graph in graphs
+        }
+        controllers = {
+            graph: running.engines[graph].controller.take_timeline() for graph in graphs
+        }
+        self.lost = {"client": lost, "controller": sum(lost for _, lost in controllers.values())}
+        self.lost |= {f"worker {worker}": 0 for worker in range(running.num_workers)}
         clocks = self._measure_clocks()
         began = self._began
-        before = self._read(self._operators_before).tolist()
-        self._operators_before = None
-        self.operators = [row[2] - count for row, (count,) in zip(stopped, before, strict=True)]
+        self.operators = [0] * running.num_workers
         self.clock_offsets = [clock.offset * 1e-9 for clock in began]
         self.clock_errors = [
             max(first.error, last.error) * 1e-9 for first, last in zip(began, clocks, strict=True)
         ]
-        pieces = [[] for _ in stopped]
-        for first in range(0, max(row[0] for row in stopped), _PIECE):
-            rows = self._ask("timeline.events", [first, _PIECE], _PIECE * EVENT_BYTES, torch.uint8)
-            for row, found, (kept, *_) in zip(rows, pieces, stopped, strict=True):
-                count = min(max(kept - first, 0), _PIECE)
-                found.append(row[:count * EVENT_BYTES].numpy().tobytes())
-        self._parts = [(_CLIENT, client, None), (_CONTROLLER, controller, None)]
-        for worker, (found, row) in enumerate(zip(pieces, stopped, strict=True)):
-            self.lost[f"worker {worker}"] = row[1]
-            drift = _Drift(began[worker], clocks[worker])
-            self._parts.append((_FIRST_WORKER + worker, b"".join(found), drift))
+        drifts = list(map(_Drift, began, clocks))
+        self._parts = [(_CLIENT, 0, client, None)]
+        for graph, (events, _) in controllers.items():
+            self._parts.append((_CONTROLLER, graph, events, None))
+        for graph in graphs:
+            before = self._read(self._operators_before[graph]).tolist()
+            self._collect_graph(graph, before, stopped[graph], drifts)
+        self._operators_before = None
         self._names = _Names(running)
         # While the workers live, whose numbers they are.
         for _ in self._timed_events():
             pass
 
-    def _ask(self, name, args, width, dtype=torch.int64):
+    def _collect_graph(self, graph, before, stopped, drifts):
+        pieces = [[] for _ in stopped]
+        for first in range(0, max(row[0] for row in stopped), _PIECE):
+            rows = self._ask("timeline.events", [first, _PIECE], _PIECE * EVENT_BYTES, torch.uint8,
+                             graph)  # fmt: skip
+            for row, found, (kept, *_) in zip(rows, pieces, stopped, strict=True):
+                count = min(max(kept - first, 0), _PIECE)
+                found.append(row[:count * EVENT_BYTES].numpy().tobytes())
+        for worker, (_, lost, operators) in enumerate(stopped):
+            self.lost[f"worker {worker}"] += lost
+            self.operators[worker] += operators - before[worker][0]
+            events = b"".join(pieces[worker])
+            self._parts.append((_FIRST_WORKER + worker, graph, events, drifts[worker]))
+
+    def _run(self, graph, name, args, width, dtype=torch.int64):
+        """One of the kernels of kernels/timeline.py, by every worker's thread of a graph."""
+        with issuing_to(graph):
+            return on_all_workers(name, args, self._running.num_workers, width, dtype)
+
+    def _ask(self, name, args, width, dtype=torch.int64, graph=0):
         """A kernel's rows. A failure that nobody has read may come in their place: it is kept."""
-        return self._read(on_all_workers(name, args, self._running.num_workers, width, dtype))
+        return self._read(self._run(graph, name, args, width, dtype))
 
     def _read(self, rows):
         while True:
@@ -290,16 +319,23 @@ class Profile:
         file.write("\n]}\n")
 
     def _metadata(self, timed):
-        rows = {(_CONTROLLER, _BATCHES): "batches", (_CONTROLLER, _WINDOWS): "windows"}
+        rows = {}
+        for graph in sorted({graph for _, graph, *_ in self._parts}):
+            of = f"graph {graph}: " if graph else ""
+            for row, name in (_BATCHES, "batches"), (_WINDOWS, "windows"):
+                rows[_CONTROLLER, 2 * graph + row] = of + name
+            for worker in range(len(self.operators)):
+                for row, name in (_OPERATORS, "operators"), (_COLLECTIVES, "collectives"):
+                    rows[_FIRST_WORKER + worker, graph * _ROWS + row] = of + name
         processes = {_CLIENT: "client", _CONTROLLER: "controller"}
         for thread in self._names.threads.values():
             rows[_CLIENT, thread] = f"thread {thread}" if thread else "program"
         for worker in range(len(self.operators)):
             processes[_FIRST_WORKER + worker] = self._names.worker(worker)
-            rows[_FIRST_WORKER + worker, _OPERATORS] = "operators"
-            rows[_FIRST_WORKER + worker, _COLLECTIVES] = "collectives"
         for event in timed:
-            rows.setdefault((event["pid"], event["tid"]), "collectives")
+            pid, graph, row = event["pid"], *divmod(event["tid"], _ROWS)
+            name = "collectives" if row > _COLLECTIVES else f"stream {row}"
+            rows.setdefault((pid, event["tid"]), f"graph {graph}: {name}" if graph else name)
         for pid, name in processes.items():
             yield _meta("process_name", pid, 0, name=name)
             yield _meta("process_sort_index", pid, 0, sort_index=pid)
@@ -309,22 +345,23 @@ class Profile:
 
     def _timed_events(self):
         found = []
-        for pid, events, drift in self._parts:
+        for pid, graph, events, drift in self._parts:
             for event in _EVENT.iter_unpack(events):
                 begin, end, record, kind, flags, number, site, detail, thread, dtype = event[:10]
                 amounts = event[10:]
                 if drift is not None:
-                    if record < self._first_record:
+                    if record < self._first_records[graph]:
                         continue  # the sync that the beginning waits for
                     begin, end = drift.here(begin), drift.here(end)
                 args = {"record": record}
                 if kind >= _BATCH:
                     name = self._names.of_controller(kind, number, amounts, args)
-                    tid = _BATCHES if kind == _BATCH else _WINDOWS
+                    tid = 2 * graph + (_BATCHES if kind == _BATCH else _WINDOWS)
                 else:
                     name, more = self._names.of_record(kind, number, site, detail, dtype, amounts)
                     args |= more
-                    tid = _COLLECTIVES if kind == _REDISTRIBUTE else _OPERATORS
+                    row = _COLLECTIVES if kind == _REDISTRIBUTE else _OPERATORS + thread
+                    tid = graph * _ROWS + row
                     if pid == _CLIENT:
                         tid = self._names.thread(thread)
                 if flags & _REPLAYED:
@@ -347,11 +384,11 @@ class Profile:
 
 def _spread(found):
     """Give collectives that go on at the same time rows of their own."""
-    ends = defaultdict(list)  # by worker: when each of its rows is free again
+    ends = defaultdict(list)  # by worker and graph: when each of its rows is free again
     for begin, end, event in found:
-        if event["pid"] < _FIRST_WORKER or event["tid"] != _COLLECTIVES:
+        if event["pid"] < _FIRST_WORKER or event["tid"] % _ROWS != _COLLECTIVES:
             continue
-        rows = ends[event["pid"]]
+        rows = ends[event["pid"], event["tid"]]
         row = next((row for row, free in enumerate(rows) if free <= begin), len(rows))
         rows[row:row + 1] = [-end]
         event["tid"] += row

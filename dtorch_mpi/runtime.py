@@ -64,7 +64,7 @@ class Runtime:
         self.engines[number] = engine
         engine.start(AgreedKernels(self))
         with issuing_to(0):
-            graph_hosting.open_on_workers(number)
+            graph_hosting.open_on_workers(number, settings.streams == "one")
         self.main.flush()
         return engine
 
@@ -82,9 +82,14 @@ class Runtime:
             time.sleep(0.001)
 
     @property
+    def hosted_workers(self):
+        """The _worker.Workers of this process, of the main graph."""
+        return self._hosted.workers if self._hosted else []
+
+    @property
     def local_workers(self):
         """The numbers of those that run in this process."""
-        return {worker.index for worker in self._hosted.workers} if self._hosted else set()
+        return {worker.index for worker in self.hosted_workers}
 
     @property
     def controllers(self):
@@ -326,7 +331,8 @@ class ThreadWorkers:
         self._links = {}  # by graph
         self._graphs = graph_hosting.GraphHost(self._make_for_graph, num_threads)
         self._links[0] = self._new_link()
-        self.workers = [self._make(first + i, 0) for i in range(count)]
+        one_stream = settings.streams == "one"
+        self.workers = [self._make(first + i, 0, one_stream) for i in range(count)]
         self._threads = [
             threading.Thread(
                 target=worker.run, args=(num_threads,), name=f"dtorch-worker-{worker.index}",
@@ -346,17 +352,16 @@ class ThreadWorkers:
             self._links[graph] = self._new_link()
         return self._links[graph]
 
-    def _make(self, index, graph):
+    def _make(self, index, graph, one_stream):
         at = index - self._first
         return _worker.Worker(
             index, "cpu", socket.gethostname(), self._links[graph].worker_end(at),
-            self._make_group, num_workers=self._num_workers,
-            one_stream=self._settings.streams == "one", graph=graph,
+            self._make_group, num_workers=self._num_workers, one_stream=one_stream, graph=graph,
             beside=None if graph == 0 else self.workers[at],
         )  # fmt: skip
 
-    def _make_for_graph(self, index, graph):
-        return self._make(index, graph), None
+    def _make_for_graph(self, index, graph, one_stream):
+        return self._make(index, graph, one_stream), None
 
     @property
     def all_workers(self):

@@ -33,7 +33,8 @@ class Settings:
     kernels: str = ""
     """Python kernels that stand in for PyTorch's operators: names with commas between."""
     streams: str = "communication"
-    """one: workers do one thing at a time. communication: collectives go on beside computation."""
+    """one: workers do one thing at a time. communication: collectives go on beside computation.
+    branches: in what is replayed, operators that do not depend on each other run at once, too."""
     spins: int = 500
     """How often a waiting worker yields before it sleeps."""
     home: str = ""
@@ -46,9 +47,10 @@ class Settings:
     def __post_init__(self):
         if self.workers < 1:
             raise ValueError(f"workers is {self.workers}: expected at least 1 (DTORCH_WORKERS)")
-        if self.streams not in ("one", "communication"):
+        if self.streams not in ("one", "communication", "branches"):
             raise ValueError(
-                f"streams is {self.streams!r}: expected one or communication (DTORCH_STREAMS)"
+                f"streams is {self.streams!r}: expected one, communication or branches "
+                "(DTORCH_STREAMS)"
             )
         if self.home not in ("", "memory", "shared", "network"):
             raise ValueError(

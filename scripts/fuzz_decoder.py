@@ -74,7 +74,7 @@ def record_programs():
 
     dt.init(workers=1, traces=False)
     mesh = dt.init_device_mesh((1,))
-    worker = dt.runtime.current()._workers[0]
+    worker = dt.runtime.current().hosted_workers[0]
     d = {"device": "dtorch"}
 
     def views():
@@ -154,7 +154,7 @@ def record_programs():
     dt.shutdown()
     # What is told of a plan lies in one program with its replays.
     dt.init(workers=1)
-    worker = dt.runtime.current()._workers[0]
+    worker = dt.runtime.current().hosted_workers[0]
     dt.sync()
     worker.keep_batches()
     repeated()

@@ -12,9 +12,10 @@ _host = None  # of this process
 class GraphHost:
     """Runs the graphs of this process's workers, but for the main ones.
 
-    make: a function of a worker's number and a graph's, which returns the _worker.Worker that runs
-    it and what is to be called when it has ended, or None. failed: called with the exception where
-    a worker can't go on; by default, whoever waits for it finds out.
+    make: a function of a worker's number, a graph's, and whether it has one stream, which returns
+    the _worker.Worker that runs it and what is to be called when it has ended, or None. failed:
+    called with the exception where a worker can't go on; by default, whoever waits for it finds
+    out.
     """
 
     def __init__(self, make, num_threads, failed=None):
@@ -31,12 +32,12 @@ class GraphHost:
         with self._lock:
             return [worker for worker, _ in self._running.values() if worker is not None]
 
-    def open(self, index, graph):
+    def open(self, index, graph, one_stream):
         with self._lock:
             before = self._running.pop((index, graph), None)
         if before is not None:
             before[1].join()  # its last record has been executed
-        worker, after = self._make(index, graph)
+        worker, after = self._make(index, graph, one_stream)
         thread = threading.Thread(
             target=self._run, args=(index, graph, worker, after),
             name=f"dtorch-worker-{index}-graph-{graph}", daemon=True,
@@ -69,13 +70,13 @@ class GraphHost:
 
 
 @kernel("dtorch.open_graph")
-def _open(context, graph):
+def _open(context, graph, one_stream):
     from .. import _worker
 
-    _host.open(_worker.this_index(), graph)
+    _host.open(_worker.this_index(), graph, one_stream)
     return torch.zeros(context.sizes[0], dtype=torch.uint8)
 
 
-def open_on_workers(graph):
+def open_on_workers(graph, one_stream):
     """Have every worker begin a graph. Its thread starts once all issued so far is executed."""
-    call("dtorch.open_graph", [graph], sizes=[], dtype=torch.uint8)
+    call("dtorch.open_graph", [graph, one_stream], sizes=[], dtype=torch.uint8)

@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections import deque
 
-from . import chosen
+from . import assignment, chosen
 from .records import decode, encode
 
 MOST_WAITING = 64  # windows that kernels are being made for
@@ -19,9 +19,10 @@ class Planner:
     It takes the GIL for moments only: the client wants it most of the time.
     """
 
-    def __init__(self, controller, passes, kernels):
+    def __init__(self, controller, passes, streams, kernels):
         self._controller = controller
         self.passes = passes
+        self.streams = streams  # the policy by which operators get a stream
         self.kernels = kernels  # fused ones, which windows wait for
         self._waiting = deque(maxlen=MOST_WAITING)  # (plan, its records, kernels)
         self.history = deque(maxlen=KEPT)  # (plan, [(pass, text, dot)])
@@ -85,7 +86,8 @@ class Planner:
 
     def _rewrite(self, number, records):
         passes = chosen(self.passes)
-        if not passes:
+        assign = assignment.POLICIES[self.streams]
+        if not passes and assign is None:
             return
         graph = decode(number, records)
         graph.kernels = self.kernels
@@ -96,8 +98,11 @@ class Planner:
                 return
             function(graph)
             stages.append((name, graph.snapshot()))
+        sections = assign(graph) if assign is not None else []
+        if sections:
+            stages.append(("streams", (assignment.text(sections), graph.dot())))
         self.history.append((number, stages))
-        if (rewritten := encode(graph)) is not None:
+        if (rewritten := encode(graph, sections)) is not None:
             self._controller.rewrite(number, *rewritten)
         if texts := self.kernels.take_asked():
             self._waiting.append((number, records, texts))

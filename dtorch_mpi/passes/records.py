@@ -457,9 +457,11 @@ def _string(text):
     return [STRING << 24 | len(data), *struct.unpack(f"{len(padded) // 4}I", padded)]
 
 
-def encode(graph):
-    """(number of tensors that only the rewritten plan has, operators and early starts, regions) as
-    words.
+def encode(graph, sections=()):
+    """(number of tensors that only the rewritten plan has, operators with early starts and
+    sections, regions) as words.
+
+    sections: [(nodes, [OperatorAssignInfo])] that run on several streams.
 
     As Kind::kRewritePlan of the wire has them. None for a graph that is as it was.
     """
@@ -478,23 +480,40 @@ def encode(graph):
         words += encoder.words
         operators |= encoder.operators
     early = _early_starts(graph, regions)
-    if not words and early == [0]:
+    if not words and early == [0] and not sections:
         return None
     definitions = [len(operators)]
     for number, name in operators.items():
         packet, _, overload = name.partition(".")
         definitions += [number, *_string(packet), *_string(overload)]
     num_program = sum(1 for value in graph.values if not value.is_new)
-    return len(graph.values) - num_program, definitions + early, words
+    assigned = _sections(graph, regions, sections)
+    return len(graph.values) - num_program, definitions + early + assigned, words
+
+
+def _places(graph, regions):
+    """By node's id: its region, and which of its records it is."""
+    places = {id(node): (0, node.record) for node in graph.nodes}
+    for number, (_, _, nodes) in enumerate(regions, 1):
+        places |= {id(node): (number, record) for record, node in enumerate(nodes)}
+    return places
+
+
+def _sections(graph, regions, sections):
+    """What runs on several streams, as words, in the order of the nodes."""
+    places = _places(graph, regions)
+    words = [len(sections)]
+    for nodes, infos in sections:
+        words += [*places[id(nodes[0])], len(nodes)]
+        for info in infos:
+            words += [info.stream, len(info.waits), *info.waits]
+    return words
 
 
 def _early_starts(graph, regions):
     """Where redistributions may begin, as words, in the order of the nodes."""
-    places, order = {}, {}
-    for at, node in enumerate(graph.nodes):
-        places[id(node)], order[id(node)] = (0, node.record), at
-    for number, (_, _, nodes) in enumerate(regions, 1):
-        places |= {id(node): (number, record) for record, node in enumerate(nodes)}
+    places = _places(graph, regions)
+    order = {id(node): at for at, node in enumerate(graph.nodes)}
     # A later pass may have taken some of them out.
     starts = [
         (before, nodes) for before, nodes in graph.early_starts

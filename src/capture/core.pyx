@@ -461,6 +461,11 @@ def open_queue(uint32_t graph, uint64_t max_records, uint64_t max_bytes):
     dtorch_open_queue(queue[0])
 
 
+def records_issued(uint32_t graph):
+    """How many records a graph's workers have been or will be sent, so far."""
+    return RecordQueue.of(graph).issued()
+
+
 def live_slots(uint32_t graph):
     """How many of a graph's own tensors are alive."""
     cdef RecordQueue* queue = &RecordQueue.of(graph)

@@ -148,8 +148,10 @@ bool Tracer::begin_plan(const uint32_t* record) {
     following_ = nullptr;
     return false;
   };
-  // What came next the last time nearly always does again: the record need not be looked into.
-  if (std::ranges::none_of(successors(), begins) && std::ranges::none_of(starting_with(record), begins)) {
+  // What came next the last time nearly always does again: the record need not be looked into. That a
+  // tensor is freed says nothing of what follows.
+  if (std::ranges::none_of(successors(), begins) &&
+      (kind_of(record) == Kind::kFree || std::ranges::none_of(starting_with(record), begins))) {
     return false;
   }
   send_plain(record);
@@ -195,16 +197,22 @@ void Tracer::finish_plan() {
   note_window(ControllerEvent::kReplay, following_->num_records(), following_->number());
   ++counters_.windows;
   ++counters_.replays;
-  following_->last_used = ++clock_;
-  if (auto previous = plans_.find(previous_); previous != plans_.end()) {
-    auto& next = previous->second->successors;
-    std::erase(next, following_->number());
-    next.insert(next.begin(), following_->number());
-    if (next.size() > kMostSuccessors) next.pop_back();
-  }
-  previous_ = following_->number();
+  note_successor(following_->number());
+  previous_hash_ = 0;
   stop_following();
   at_beginning_ = true;
+}
+
+// The window that has just ended was this plan's.
+void Tracer::note_successor(uint32_t number) {
+  plans_.at(number)->last_used = ++clock_;
+  if (auto previous = plans_.find(previous_); previous != plans_.end()) {
+    auto& next = previous->second->successors;
+    std::erase(next, number);
+    next.insert(next.begin(), number);
+    if (next.size() > kMostSuccessors) next.pop_back();
+  }
+  previous_ = number;
 }
 
 void Tracer::stop_following() {
@@ -252,11 +260,24 @@ void Tracer::learn(const uint32_t* record) {
 void Tracer::finish_window() {
   ++counters_.windows;
   note_window(ControllerEvent::kWindow, window_.num_records(), kNoPlan);
-  previous_ = kNoPlan;
   if (can_be_plan_ && window_.num_records() >= kFewestRecords) {
     if (seen_.size() >= kMostSeen) seen_.clear();
-    const auto [known, is_new] = seen_.try_emplace(window_.hash(), kNoPlan);
-    if (!is_new && plans_.count(known->second) == 0) known->second = make_plan();
+    const uint64_t hash = window_.hash();
+    const auto [known, is_new] = seen_.try_emplace(hash, kNoPlan);
+    if (!is_new && plans_.count(known->second) == 0) {
+      known->second = make_plan();
+      // One that came right behind itself.
+      if (hash == previous_hash_) previous_ = known->second;
+    }
+    if (plans_.count(known->second) > 0) {
+      note_successor(known->second);
+    } else {
+      previous_ = kNoPlan;
+    }
+    previous_hash_ = hash;
+  } else if (!can_be_plan_) {
+    previous_ = kNoPlan;
+    previous_hash_ = 0;
   }
   window_.clear();
   tokens_.clear();
@@ -287,14 +308,13 @@ uint32_t Tracer::make_plan() {
   const uint32_t number = next_number_++;
   const uint64_t first = token_of(window_.words().data());
   auto plan = std::make_unique<Plan>(number, std::move(window_), std::move(slots));
-  plan->last_used = ++clock_;
   num_words_ += plan->num_words();
   send_message(plan->definition(), 0, 0);
   if (new_plans_.size() >= kMostPlans) new_plans_.pop_front();
   new_plans_.push_back({number, plan->words()});
   by_first_[first].push_back(number);
+  plan->last_used = ++clock_;
   plans_[number] = std::move(plan);
-  previous_ = number;
   ++counters_.plans;
   note_now(ControllerEvent::kNewPlan, plans_[number]->num_records(), number);
   while (plans_.size() > kMostPlans || (num_words_ > kMostPlanWords && plans_.size() > 1)) {

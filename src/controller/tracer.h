@@ -98,6 +98,7 @@ class Tracer {
   void stop_following();
   void learn(const uint32_t* record);
   void finish_window();
+  void note_successor(uint32_t number);
   bool is_loop() const;
   void choose_cut();
   uint32_t make_plan();
@@ -148,6 +149,7 @@ class Tracer {
   // Those that wait for the end of a run.
   std::vector<Rewrite> rewrites_;
   uint32_t previous_ = kNoPlan;  // the plan of the window before
+  uint64_t previous_hash_ = 0;   // of that window, where it was no plan's or has just become one
 };
 
 }  // namespace dtorch

@@ -89,8 +89,8 @@ bool take_list(const std::vector<uint32_t>& numbers, TensorOf&& tensor_of, c10::
   return true;
 }
 
-// Puts the tensors among the arguments. False if one has no value.
-inline bool take_tensors(WorkerState& state, const WorkerPlan& plan, const BoundOperator& bound) {
+// Makes the arguments, tensors among them. False if one has no value.
+inline bool take_tensors(WorkerState& state, const WorkerPlan& plan, const BoundOperator& bound, Stack* stack) {
   const auto tensor_of = [&](uint32_t number) -> const at::Tensor* {
     const uint32_t slot = plan.slots[number];
     if (slot >= state.slots.size()) return nullptr;
@@ -98,14 +98,14 @@ inline bool take_tensors(WorkerState& state, const WorkerPlan& plan, const Bound
     if (state.slots[slot].state != SlotEntry::State::kTensor) return nullptr;
     return &state.slots[slot].tensor;
   };
-  state.stack = bound.arguments;
+  *stack = bound.arguments;
   for (const auto& [argument, number] : bound.tensors) {
     const at::Tensor* value = tensor_of(number);
     if (value == nullptr) return false;
-    state.stack[argument] = *value;
+    (*stack)[argument] = *value;
   }
   for (const auto& list : bound.lists) {
-    auto* place = &state.stack[list.argument];
+    auto* place = &(*stack)[list.argument];
     if (!(list.optional ? take_list<std::optional<at::Tensor>>(list.tensors, tensor_of, place)
                         : take_list<at::Tensor>(list.tensors, tensor_of, place))) {
       return false;
@@ -114,17 +114,18 @@ inline bool take_tensors(WorkerState& state, const WorkerPlan& plan, const Bound
   return true;
 }
 
-inline void put_results(WorkerState& state, const WorkerPlan& plan, const BoundOperator& bound) {
+inline void put_results(WorkerState& state, const WorkerPlan& plan, const BoundOperator& bound,
+                        const Stack& stack, uint64_t maker) {
   for (const auto& output : bound.outputs) {
-    if (output.returned >= state.stack.size()) Reader::fail("more outputs than the operator returns");
-    const auto& value = state.stack[output.returned];
+    if (output.returned >= stack.size()) Reader::fail("more outputs than the operator returns");
+    const auto& value = stack[output.returned];
     if (output.is_list ? !value.isTensorList() || value.toListRef().size() != output.tensors.size()
                        : !value.isTensor()) {
       Reader::fail("outputs of another kind than the operator returns");
     }
     for (size_t i = 0; i < output.tensors.size(); ++i) {
       const auto& tensor = output.is_list ? value.toListRef()[i].toTensor() : value.toTensor();
-      put_value(state, plan.slots[output.tensors[i]], tensor, output.shardings[i]);
+      put_value(state, plan.slots[output.tensors[i]], tensor, output.shardings[i], maker);
     }
   }
 }
@@ -134,7 +135,7 @@ inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, ui
   auto& bound = stretch.operators[record];
   if (C10_UNLIKELY(bound.state == BoundOperator::State::kStale)) bind_operator(state, stretch, record, &bound);
   if (bound.state == BoundOperator::State::kGeneral) return false;
-  if (C10_UNLIKELY(!state.spoiled.empty()) || C10_UNLIKELY(!take_tensors(state, plan, bound))) {
+  if (C10_UNLIKELY(!state.spoiled.empty()) || C10_UNLIKELY(!take_tensors(state, plan, bound, &state.stack))) {
     state.stack.clear();
     return false;
   }
@@ -153,7 +154,7 @@ inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, ui
     settle_failure(state, arguments, reader, count, number, failure, false);
     return true;
   }
-  put_results(state, plan, bound);
+  put_results(state, plan, bound, state.stack, state.maker);
   state.stack.clear();
   return true;
 }

@@ -87,11 +87,11 @@ inline void store_outputs(WorkerState& state, Reader& reader, const FailurePtr& 
   const bool have = !failure && !absent;
   const auto store = [&](uint32_t number, const at::Tensor* value) {
     const uint32_t sharding = sharded ? reader.word() : 0;
-    if (C10_LIKELY(have)) return put_value(state, number, *value, sharding);
+    if (C10_LIKELY(have)) return put_value(state, number, *value, sharding, state.maker);
     auto& entry = state.slot(number);
     entry.tensor = at::Tensor();
     entry.failure = failure;
-    entry.record = state.record;
+    entry.maker = state.maker;
     entry.sharding = sharding;
     entry.state = absent ? SlotEntry::State::kAbsent : SlotEntry::State::kFailed;
   };

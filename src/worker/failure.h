@@ -69,10 +69,10 @@ inline void spoil(WorkerState& state, uint32_t slot, const FailurePtr& failure) 
 
 // Takes away what the operator that made this slot has made.
 inline void spoil_siblings(WorkerState& state, uint32_t slot, const FailurePtr& failure) {
-  const uint64_t record = state.known_slot(slot).record;
+  const uint64_t maker = state.known_slot(slot).maker;
   for (uint32_t other = 0; other < state.slots.size(); ++other) {
     const auto& entry = state.slots[other];
-    if (entry.state == SlotEntry::State::kTensor && entry.record == record) spoil(state, other, failure);
+    if (entry.state == SlotEntry::State::kTensor && entry.maker == maker) spoil(state, other, failure);
   }
 }
 

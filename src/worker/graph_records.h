@@ -73,7 +73,7 @@ inline void import_slot(WorkerState& state, Reader& reader, uint32_t number) {
   auto& entry = state.slot(number);
   entry = SlotEntry();
   entry.is_import = true;
-  entry.record = state.record;
+  entry.maker = state.maker;
   entry.sharding = found->sharding;
   entry.failure = found->failure;
   entry.tensor = std::move(found->tensor);

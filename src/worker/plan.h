@@ -64,10 +64,30 @@ struct EarlyStart {
   std::vector<Place> redistributions;
 };
 
+// Where and when an operator runs.
+struct OperatorAssignInfo {
+  uint32_t stream = 0;
+  std::vector<uint32_t> waits;  // for the events of these records of its section
+};
+
+// Records of a plan that run on several streams.
+struct Section {
+  Place first;
+  std::vector<OperatorAssignInfo> operators;  // one a record
+  uint32_t num_streams = 1;
+  // By the plan's number: what is there before, and what the records make.
+  std::vector<uint32_t> inputs, outputs;
+
+  uint32_t last() const { return first.record + static_cast<uint32_t>(operators.size()); }
+};
+
+constexpr uint32_t kMostStreams = 64;
+
 struct WorkerPlan {
   Stretch stretch;  // the program's own records
   std::vector<Region> regions;  // in order
   std::vector<EarlyStart> early_starts;  // in the order of where they begin
+  std::vector<Section> sections;         // in order
 
   Stretch& stretch_of(const Place& place) {
     return place.region == 0 ? stretch : regions[place.region - 1].stretch;
@@ -150,9 +170,55 @@ inline std::vector<EarlyStart> read_early_starts(Reader& reader) {
   return starts;
 }
 
+inline std::vector<Section> read_sections(Reader& reader) {
+  std::vector<Section> sections;
+  for (uint32_t left = reader.word(); left > 0; --left) {
+    Section section{read_place(reader), {}, 1, {}, {}};
+    for (uint32_t records = reader.word(); records > 0; --records) {
+      OperatorAssignInfo assigned{reader.word(), {}};
+      if (assigned.stream >= kMostStreams) Reader::fail("a stream beyond the last");
+      section.num_streams = std::max(section.num_streams, assigned.stream + 1);
+      for (uint32_t waits = reader.word(); waits > 0; --waits) {
+        assigned.waits.push_back(reader.word());
+        // Streams run their records in order, so that they can't wait for each other.
+        if (assigned.waits.back() >= section.operators.size()) Reader::fail("a wait for a later record");
+      }
+      section.operators.push_back(std::move(assigned));
+    }
+    sections.push_back(std::move(section));
+  }
+  return sections;
+}
+
 inline void check_place(WorkerPlan& plan, const Place& place) {
   if (place.region > plan.regions.size() || place.record >= plan.stretch_of(place).window.num_records()) {
     Reader::fail("a place that the plan does not have");
+  }
+}
+
+// Notes what a section's records take and make.
+inline void check_section(WorkerPlan& plan, Section* section) {
+  check_place(plan, section->first);
+  const auto& stretch = plan.stretch_of(section->first);
+  const auto& window = stretch.window;
+  if (section->operators.empty() || section->last() > window.num_records()) {
+    Reader::fail("a section that the plan does not have");
+  }
+  std::unordered_set<uint32_t> made, used;
+  for (uint32_t record = section->first.record; record < section->last(); ++record) {
+    const auto kind = static_cast<Kind>(window.words()[window.offset(record) + 1] & 0xffff);
+    if (kind != Kind::kOperator && kind != Kind::kFree && kind != Kind::kMoveSlots) {
+      Reader::fail("a record that can't run beside others");
+    }
+    for (uint32_t w = window.offset(record); w < window.offset(record + 1); ++w) {
+      if (!is_slot(window.kind(w))) continue;
+      const uint32_t tensor = stretch.tensors[window.tensor(w)];
+      if (is_definition(window.kind(w))) {
+        if (made.insert(tensor).second) section->outputs.push_back(tensor);
+      } else if (made.count(tensor) == 0 && used.insert(tensor).second) {
+        section->inputs.push_back(tensor);
+      }
+    }
   }
 }
 
@@ -198,6 +264,7 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
     define_operator(state, reader, op);
   }
   const auto early_starts = read_early_starts(reader);
+  auto sections = read_sections(reader);
   auto slots = plan.slots;
   slots.resize(window.lives().size());  // without those of an earlier rewriting
   slots.insert(slots.end(), own.begin(), own.end());
@@ -243,6 +310,9 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
     }
   }
   plan.early_starts = early_starts;
+  plan.sections.clear();
+  for (auto& section : sections) check_section(plan, &section);
+  plan.sections = std::move(sections);
 }
 
 inline void forget_plan(WorkerState& state, uint32_t number) {

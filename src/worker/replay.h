@@ -6,6 +6,7 @@
 #include "worker/bound_operator.h"
 #include "worker/early_starts.h"
 #include "worker/record_note.h"
+#include "worker/streams.h"
 
 namespace dtorch {
 
@@ -48,6 +49,7 @@ void run_record(WorkerState& state, WorkerPlan& plan, Stretch& stretch, uint32_t
   const uint32_t* words = stretch.window.words().data() + stretch.window.offset(record);
   const auto kind = static_cast<Kind>(words[1] & 0xffff);
   if (kind == Kind::kMark) return;
+  ++state.maker;
   RecordNote note(state, flags);
   if (kind == Kind::kOperator && run_bound(state, plan, stretch, record)) {
     return note.end(state, words);
@@ -72,13 +74,34 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
     early.reach(position);
     if (!early.take(position)) run_record(state, plan, stretch, place.record, flags, general);
   };
+  // Runs what may run beside each other, if a section begins at this place and ends by `end`: returns
+  // where it ends.
+  const auto run_section = [&](Stretch& stretch, const Place& place, uint32_t end, uint16_t flags) {
+    const Section* section = plan.sections.empty() ? nullptr : section_at(plan, place);
+    if (section == nullptr || section->last() > end) return place.record;
+    early.reach(plan.position(place));
+    SectionRun running(state, plan, *section);
+    if (!running.is_possible()) return place.record;
+    running.run();
+    for (uint32_t i = 0; i < section->operators.size(); ++i) {
+      if (!running.has_run(i)) run(stretch, {place.region, place.record + i}, flags);
+    }
+    return section->last();
+  };
   for (uint32_t record = first; record < last && !state.stopped;) {
     state.record = before + (record - first);
     if (region != plan.regions.end() && region->first == record) {
       const auto number = static_cast<uint32_t>(region - plan.regions.begin()) + 1;
       if (region->last <= last && is_usable(state, plan, *region)) {
-        for (uint32_t r = 0; r < region->stretch.window.num_records(); ++r) {
-          run(region->stretch, {number, r}, Event::kReplayed | Event::kRewritten);
+        constexpr uint16_t kFlags = Event::kReplayed | Event::kRewritten;
+        const uint32_t end = region->stretch.window.num_records();
+        for (uint32_t r = 0; r < end;) {
+          const uint32_t next = run_section(region->stretch, {number, r}, end, kFlags);
+          if (next > r) {
+            r = next;
+            continue;
+          }
+          run(region->stretch, {number, r++}, kFlags);
         }
         record = region->last;
         ++region;
@@ -87,8 +110,10 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
       early.leave_out(number);
       ++region;
     }
-    run(plan.stretch, {0, record}, Event::kReplayed);
-    ++record;
+    const uint32_t end = region == plan.regions.end() ? last : std::min(last, region->first);
+    const uint32_t next = run_section(plan.stretch, {0, record}, end, Event::kReplayed);
+    if (next == record) run(plan.stretch, {0, record}, Event::kReplayed);
+    record = std::max(next, record + 1);
   }
   state.record = before;
 }

@@ -7,11 +7,12 @@
 
 namespace dtorch {
 
-inline void put_value(WorkerState& state, uint32_t slot, const at::Tensor& value, uint32_t sharding) {
+inline void put_value(WorkerState& state, uint32_t slot, const at::Tensor& value, uint32_t sharding,
+                      uint64_t maker) {
   auto& entry = state.slot(slot);
   entry.tensor = value;
   entry.failure = nullptr;
-  entry.record = state.record;
+  entry.maker = maker;
   entry.sharding = sharding;
   entry.state = SlotEntry::State::kTensor;
 }
@@ -33,7 +34,7 @@ inline void put_tensor(WorkerState& state, uint32_t number, at::Tensor tensor, u
   entry.state = tensor.defined() ? SlotEntry::State::kTensor : SlotEntry::State::kAbsent;
   entry.tensor = std::move(tensor);
   entry.failure = nullptr;
-  entry.record = state.record;
+  entry.maker = state.maker;
   entry.sharding = sharding;
 }
 

@@ -38,7 +38,7 @@ struct SlotEntry {
   };
   at::Tensor tensor;
   FailurePtr failure;
-  uint64_t record = 0;  // that made it
+  uint64_t maker = 0;  // which of the records that ran
   uint32_t sharding = 0;
   State state = State::kEmpty;
   bool is_import = false;  // another graph's tensor
@@ -66,7 +66,8 @@ struct WorkerOperator {
   std::shared_ptr<UsersOperator> users;  // null for one of PyTorch's or ours
 };
 
-struct WorkerPlan;  // worker/plan.h
+struct WorkerPlan;     // worker/plan.h
+class StreamThreads;   // worker/streams.h
 
 // Of one graph of a worker.
 struct WorkerState {
@@ -144,9 +145,11 @@ struct WorkerState {
   Stack stack;
   std::vector<std::shared_ptr<WorkerPlan>> plans;  // by number
 
+  std::shared_ptr<StreamThreads> streams;  // those beside this thread, once there are any
   bool one_stream = false;    // collectives end before the next record runs
   bool notes_flight = false;  // writes this process's flight record
-  uint64_t record = 0;  // being executed
+  uint64_t record = 0;  // of the program, being executed
+  uint64_t maker = 0;   // of all that were executed, those of passes too
   uint32_t site = 0;
   uint64_t num_operators = 0;
   uint64_t num_failures = 0;

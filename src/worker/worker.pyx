@@ -141,6 +141,7 @@ cdef extern from *:
                                   const uint32_t* end, dtorch_record_function function,
                                   uint16_t flags) {
       uint32_t words = 0;
+      ++state.maker;
       dtorch::RecordNote note(state, flags);
       try {
         dtorch::Reader reader = dtorch::Reader::record(at, end);

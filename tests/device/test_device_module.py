@@ -31,7 +31,7 @@ def test_one_device():
 def test_synchronize_waits():
     x = torch.ones(200, 200, device="dtorch")
     torch.dtorch.synchronize()
-    workers = runtime()._workers
+    workers = runtime().hosted_workers
     issued, executed = dt.debug.counters()["operators"], [w.num_operators for w in workers]
     for _ in range(50):
         x = x @ x * 0.005

@@ -406,3 +406,20 @@ def test_stats_and_memory_with_graphs():
     assert after["workers"][0]["operators"] - before["workers"][0]["operators"] >= 6
     assert torch.dtorch.memory_allocated() >= 4000
     assert x[0].item() == 6
+
+
+def test_a_profile_shows_each_graph():
+    graph = dt.Graph()
+    with dt.profile() as profile:
+        x = torch.ones(3, device="dtorch") * 2
+        with graph:
+            y = torch.ones(3, device="dtorch") / 2
+        assert (x + y).cpu().tolist() == [2.5] * 3
+    rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in profile.events()
+            if event["name"] == "thread_name"}
+    found = {(event["name"], rows[event["pid"], event["tid"]]) for event in profile.events()
+             if event["pid"] >= 2 and event.get("cat") == "operator"}
+    own = f"graph {graph.number}: operators"
+    assert ("aten::mul.Tensor", "operators") in found
+    assert ("aten::div.Tensor", own) in found and ("aten::mul.Tensor", own) not in found
+    graph.close()

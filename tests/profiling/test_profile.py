@@ -30,7 +30,7 @@ def noted_by_workers():
 
 def num_operators():
     dt.sync()
-    return [worker.num_operators for worker in dt.runtime.current()._workers]
+    return [worker.num_operators for worker in dt.runtime.current().hosted_workers]
 
 
 def test_operators_are_there_once():

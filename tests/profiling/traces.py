@@ -1,7 +1,7 @@
 """Looking into traces: events of a process or a row, and what must hold of any trace."""
 
 CLIENT, CONTROLLER, FIRST_WORKER = 0, 1, 2
-OPERATORS, COLLECTIVES = 0, 1
+OPERATORS, COLLECTIVES = 0, 64
 # Clocks are noted in nanoseconds and written in microseconds.
 ROUNDING = 0.01
 

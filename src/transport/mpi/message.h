@@ -25,7 +25,7 @@ namespace dtorch {
 // The tags of one graph's messages.
 struct Tags {
   explicit Tags(uint32_t graph = 0)
-      : batch(8 * static_cast<int>(graph)), progress(batch + 1), transfer(batch + 2), ask(batch + 3),
+      : batch(8 * static_cast<int>(graph) + 1), progress(batch + 1), transfer(batch + 2), ask(batch + 3),
         sent(batch + 4) {}
 
   int batch;
