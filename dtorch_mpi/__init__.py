@@ -32,12 +32,13 @@ from .sharding.users_rules import register_sharding  # noqa: E402
 from .statistics import stats  # noqa: E402
 from .steps import mark_step  # noqa: E402
 from .tensor import distribute_module, distribute_tensor, full_tensor, local_shards  # noqa: E402
+from . import checkpoint  # noqa: E402, I001 -- made of all the above
 
 register()
 
 __all__ = [
     "FallbackWarning", "Partial", "Profile", "Replicate", "Shard", "TensorFuture", "VoidFuture",
-    "WorkerError", "__version__", "config", "data", "debug", "distribute_module",
+    "WorkerError", "__version__", "checkpoint", "config", "data", "debug", "distribute_module",
     "distribute_tensor", "empty", "full", "full_tensor", "graph_pass", "init", "init_device_mesh",
     "is_initialized", "kernels", "local_shards", "mark_step", "num_workers", "ones", "profile",
     "python_kernel", "rand", "randint", "randn", "register_sharding", "shutdown", "stats", "sync",
