@@ -17,7 +17,7 @@ torch.utils.generate_methods_for_privateuse1_backend(for_storage=False)
 
 from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
-from . import data, debug, kernels  # noqa: E402
+from . import checkpoint, data, debug, kernels  # noqa: E402
 from .configuration import config  # noqa: E402
 from .errors import WorkerError  # noqa: E402
 from .factories import empty, full, ones, rand, randint, randn, zeros  # noqa: E402
@@ -32,7 +32,6 @@ from .sharding.users_rules import register_sharding  # noqa: E402
 from .statistics import stats  # noqa: E402
 from .steps import mark_step  # noqa: E402
 from .tensor import distribute_module, distribute_tensor, full_tensor, local_shards  # noqa: E402
-from . import checkpoint  # noqa: E402, I001 -- made of all the above
 
 register()
 

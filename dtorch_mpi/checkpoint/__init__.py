@@ -7,8 +7,13 @@ with the files' sizes and checksums. Nothing in it is ever executed.
 
 from . import worker_reading, worker_writing  # noqa: F401 -- they register kernels
 from .errors import CheckpointError
+from .exchange import export_safetensors, export_torch, import_safetensors, import_torch
 from .folder import latest
 from .loading import load
+from .random_state import RandomState
 from .saving import SaveFuture, save, save_async
 
-__all__ = ["CheckpointError", "SaveFuture", "latest", "load", "save", "save_async"]
+__all__ = [
+    "CheckpointError", "RandomState", "SaveFuture", "export_safetensors", "export_torch",
+    "import_safetensors", "import_torch", "latest", "load", "save", "save_async",
+]  # fmt: skip

@@ -13,6 +13,7 @@ from pathlib import Path
 from .errors import CheckpointError
 
 MANIFEST = "manifest.json"
+STATE = "state.json"
 _ASIDE = re.compile(r"\.\d+\.(writing|deleting)-[0-9a-f]+")
 
 

@@ -43,7 +43,7 @@ def _stitched(index, name, dtype, sizes, parts):
         place = tuple(slice(o, o + n) for o, n in zip(offsets, local, strict=True))
         layout[place] = h5py.VirtualSource(file, name, shape=tuple(local))
     # What a reader sees of a file that is missing: HDF5 calls it no error.
-    fill = np.nan if stored.kind in "fc" else None
+    fill = np.nan if stored.kind == "f" else None
     return index.create_virtual_dataset(name, layout, fillvalue=fill)
 
 

@@ -8,13 +8,13 @@ from ..mesh import check_mesh
 from ..sharding.plan import check_plan
 from . import index, manifest
 from .errors import CheckpointError
-from .folder import resolve
-from .saving import STATE
+from .folder import STATE, resolve
 from .source import Source
 from .tree import decode, is_stateful, joined, opened, state_of
 
 
-def load(path, state=None, *, mesh=None, placements=None, device=None, strict=True, verify=True):
+def load(path, state=None, *, mesh=None, placements=None, device=None, only=None, strict=True,
+         verify=True):
     """Load a checkpoint, into `state` or as a new one; returns the state.
 
         state = {"model": model, "optimizer": optimizer, "step": 0}
@@ -26,14 +26,16 @@ def load(path, state=None, *, mesh=None, placements=None, device=None, strict=Tr
 
     state: as for `save`. Tensors are filled in place and keep their placements. Objects with
     load_state_dict() have theirs called; what an optimizer does not have yet is made like the
-    parameters it belongs to. Other values are replaced in the dicts and lists. strict: whether keys
-    of dicts that only one side has are an error (ValueError); else they are left as they are.
+    parameters it belongs to. Other values are replaced in the dicts and lists. strict: whether
+    keys of dicts that only one side has are an error; else they are left as they are.
 
     Without `state`, what was on the workers comes back there: on `mesh`, placed by `placements`,
     {pattern of names: placements} as for `dt.distribute_module`, names as in "model/0.weight";
     what none matches is cut along the dims that it was cut along, if that mesh had as many axes,
     else replicated. Without `mesh` it is replicated on all workers. What was a CPU tensor is one.
     device: load everything there, such as "cpu", in this process and without workers.
+
+    only: a key of the state; nothing else is loaded.
 
     verify: compare the checksums of all files first, each of which one worker reads. Sizes are
     compared in any case.
@@ -61,6 +63,8 @@ def load(path, state=None, *, mesh=None, placements=None, device=None, strict=Tr
     if verify:
         manifest.check_content(folder, index.INDEX, files[index.INDEX])
     saved = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    if only is not None:
+        saved["state"] = _only(only, saved["state"], folder)
     with Source(folder, files, saved["sharded_dims"], verify) as source:
         source.place_new(mesh, placements or {}, device)
         if state is None:
@@ -73,6 +77,14 @@ def load(path, state=None, *, mesh=None, placements=None, device=None, strict=Tr
         source.check()
         with torch.no_grad():
             return finish()
+
+
+def _only(key, node, folder):
+    kind, content = opened(node)
+    if kind != "dict" or key not in content:
+        found = sorted(map(str, content)) if kind == "dict" else _said(node)
+        raise KeyError(f"no {key!r} in {folder}: the state has {found}")
+    return {"$dict": [[key, content[key]]]}
 
 
 def _all_new(node, source):
@@ -127,8 +139,9 @@ class _Matching:
         if self._strict and (missing or unexpected):
             raise ValueError(
                 f"{place or 'the state'}: the checkpoint lacks {missing or 'nothing'} and has "
-                f"{unexpected or 'nothing'} that is not in the state. Give a module or an optimizer "
-                "itself in place of its state_dict(), or strict=False to load what both have"
+                f"{unexpected or 'nothing'} that is not in the state. Give a module or an "
+                "optimizer itself in place of its state_dict(), or strict=False to load what both "
+                "have"
             )
         return [(key, target[key], content[key]) for key in target if key in content]
 

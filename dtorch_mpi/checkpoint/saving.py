@@ -1,17 +1,19 @@
 """Saving: what the program does, and in which order things reach the disk."""
 
+import atexit
 import json
 import operator
+import os
 import shutil
+import sys
 import threading
 
-
+from .. import _core, runtime
 from . import folder, index, manifest
 from .errors import CheckpointError
 from .shares import Shares
 from .tree import flatten
 
-STATE = "state.json"
 _under_way = None  # the save in the background, until somebody has asked what came of it
 
 
@@ -35,7 +37,7 @@ class SaveFuture:
         """
         if not self._done.wait(timeout_ms / 1e3):
             raise TimeoutError(
-                f"the checkpoint was not whole after {timeout_ms} ms; get() and wait() go on waiting"
+                f"the checkpoint was not whole after {timeout_ms} ms; ask again"
             )
         return self._result()
 
@@ -130,6 +132,25 @@ def finish():
     return None if former is None else former._untold()
 
 
+def _forget():
+    """In a forked child: the thread that writes is not here."""
+    global _under_way
+    _under_way = None
+
+
+def _tell_at_exit():
+    error = finish()
+    if error is not None:
+        print(f"dtorch_mpi: a checkpoint was not written, and nobody asked: {error}",
+              file=sys.stderr)  # fmt: skip
+        _core.fail_at_exit()
+
+
+runtime.before_shutdown.append(finish)
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_tell_at_exit)
+
+
 class _Saving:
     """One save."""
 
@@ -144,9 +165,7 @@ class _Saving:
             self._own = {name: _copy(tensor) for name, tensor in self._own.items()}
         self._shares = None
         if distributed:
-            from ..runtime import runtime
-
-            self._shares = Shares(runtime(), distributed)
+            self._shares = Shares(runtime.runtime(), distributed)
         try:
             self._aside, self._final = folder.begin(path)
         except OSError as error:
@@ -184,10 +203,10 @@ class _Saving:
         try:
             index.write(self._aside, distributed, self._own)
             manifest.write_text(
-                self._aside / STATE,
+                self._aside / folder.STATE,
                 json.dumps({"state": self._encoded, "sharded_dims": self._sharded_dims}, indent=1),
             )
-            for name in (index.INDEX, STATE):
+            for name in (index.INDEX, folder.STATE):
                 files[name] = manifest.entry(self._aside / name)
             manifest.write(self._aside, files)
             folder.publish(self._aside, self._final)

@@ -1,4 +1,4 @@
-"""The program's side of what workers do for a checkpoint: telling them, and asking what came of it."""
+"""The program's side of what workers do for a checkpoint."""
 
 import json
 import sys
@@ -18,7 +18,8 @@ from .parts import Layout, choose_copies
 from .worker_writing import ANSWER_BYTES, file_of
 
 # A user's operator as far as capture goes: workers call it with their parts as they lie.
-_take = python_kernel("dtorch_checkpoint::take(Tensor part, int number) -> ()")(worker_writing.take)
+_SCHEMA = "dtorch_checkpoint::take(Tensor part, int number) -> ()"
+_take = python_kernel(_SCHEMA)(worker_writing.take)
 _SECONDS_AFTER_FAILURE = 5  # that a program which has failed gives a save under way
 
 

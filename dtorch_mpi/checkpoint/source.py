@@ -9,6 +9,7 @@ from ..mesh import check_placements
 from ..sharding.plan import placements_for
 from . import index, manifest, shares
 from .errors import CheckpointError
+from .folder import STATE
 from .worker_reading import read_part
 
 
@@ -116,7 +117,7 @@ class Source:
         Raises CheckpointError for the first that is not what it should be.
         """
         # The index and the state were looked at before anything was made of them.
-        names = [name for name in self._files if name.startswith("worker-")] if self._verify else []
+        names = [name for name in self._files if self._verify and name not in (STATE, index.INDEX)]
         if self._running is None:
             for name in names:
                 manifest.check_content(self._folder, name, self._files[name])

@@ -79,9 +79,9 @@ class _Flattening:
             return self.encode(state_of(value), place)
         raise TypeError(
             f"the state holds a {type(value).__module__}.{type(value).__qualname__} at "
-            f"{place or 'its top'}: expected tensors, numbers, text, None, dicts, lists and tuples "
-            "of them, or an object with state_dict() and load_state_dict(). A checkpoint pickles "
-            "nothing: turn it into those, arrays with torch.from_numpy"
+            f"{place or 'its top'}: expected tensors, numbers, text, None, dicts, lists and "
+            "tuples of them, or an object with state_dict() and load_state_dict(). A checkpoint "
+            "pickles nothing: turn it into those, arrays with torch.from_numpy"
         )
 
     def _dict(self, value, place):
