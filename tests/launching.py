@@ -39,7 +39,9 @@ def run_job(*arguments, launcher="thread", workers=1, home=None, settings=None, 
     raised. interrupt_at: text on its stdout upon which it is sent SIGINT.
     """
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **(settings or {})
     }  # fmt: skip
     environment.pop("DTORCH_WORKERS", None)

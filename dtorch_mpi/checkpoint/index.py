@@ -28,9 +28,9 @@ def write(folder, distributed, own):
                 # A virtual dataset has dims.
                 index[name] = h5py.ExternalLink(parts[0][0], name)
                 continue
-            _note_dtype(_stitched(index, name, dtype, sizes, parts), dtype)
+            note_dtype(_stitched(index, name, dtype, sizes, parts), dtype)
         for name, tensor in own.items():
-            _note_dtype(index.create_dataset(name, data=to_array(tensor)), tensor.dtype)
+            note_dtype(index.create_dataset(name, data=to_array(tensor)), tensor.dtype)
     sync(path)
 
 
@@ -49,10 +49,10 @@ def _stitched(index, name, dtype, sizes, parts):
 
 def write_part(file, name, part):
     """Write a worker's part of a tensor into its file; returns nothing."""
-    _note_dtype(file.create_dataset(name, data=to_array(part)), part.dtype)
+    note_dtype(file.create_dataset(name, data=to_array(part)), part.dtype)
 
 
-def _note_dtype(dataset, dtype):
+def note_dtype(dataset, dtype):
     dataset.attrs["dtype"] = dtype_name(dtype)
 
 

@@ -10,7 +10,7 @@ import threading
 
 from .. import _core, runtime
 from . import folder, index, manifest
-from .errors import CheckpointError
+from .errors import CheckpointError, reason_of
 from .shares import Shares
 from .tree import flatten
 
@@ -165,7 +165,7 @@ class _Saving:
             self._own = {name: _copy(tensor) for name, tensor in self._own.items()}
         self._shares = None
         if distributed:
-            self._shares = Shares(runtime.runtime(), distributed)
+            self._shares = Shares(runtime.runtime(), distributed, single_file)
         try:
             self._aside, self._final = folder.begin(path)
         except OSError as error:
@@ -212,7 +212,7 @@ class _Saving:
             folder.publish(self._aside, self._final)
             if self._keep is not None:
                 folder.prune(self._final.parent, self._keep)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             raise _failed(self._aside, error) from error
         return self._final
 
@@ -232,9 +232,9 @@ def _copy(tensor):
 
 
 def _failed(path, error):
-    # HDF5 puts a page of details after its first line.
-    reason = str(error).partition("\n")[0]
-    return CheckpointError(f"could not write the checkpoint {error.filename or path}: {reason}")
+    # HDF5's errors have no filename, and those of its close() are RuntimeErrors.
+    path = getattr(error, "filename", None) or path
+    return CheckpointError(f"could not write the checkpoint {path}: {reason_of(error)}")
 
 
 class _removing:  # noqa: N801 -- reads as what it does

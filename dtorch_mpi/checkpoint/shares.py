@@ -12,7 +12,8 @@ from .. import _core
 from ..kernels import python_kernel
 from ..kernels.timeline import on_all_workers
 from ..mesh import packed_of, sharding_number, sharding_of
-from . import worker_writing
+from . import together, worker_writing
+from .elements import dtype_name
 from .errors import CheckpointError
 from .parts import Layout, choose_copies
 from .worker_writing import ANSWER_BYTES, file_of
@@ -33,11 +34,14 @@ def _take_any_part():
 
 
 class Shares:
-    """What the workers write of one checkpoint."""
+    """What the workers write of one checkpoint.
 
-    def __init__(self, running, tensors):
-        """tensors: {name: dtorch tensor}."""
+    tensors: {name: dtorch tensor}. single_file: write one together, where that is possible.
+    """
+
+    def __init__(self, running, tensors, single_file):
         self._running = running
+        self._in_one = single_file and together.is_possible(running)
         self._tensors = {name: _summed(tensor.detach()) for name, tensor in tensors.items()}
         meshes, self._layouts = {}, []  # (shape, workers) -> number
         for tensor in self._tensors.values():
@@ -51,12 +55,17 @@ class Shares:
         ])  # fmt: skip
         self.distributed = [
             (name, tensor.dtype, list(tensor.shape),
-             [(file_of(worker), offsets, sizes)
-              for worker, offsets, sizes in layout.parts(list(tensor.shape), copy)])
+             self._parts(list(tensor.shape), layout, copy))
             for (name, tensor), (layout, _), copy in zip(
                 self._tensors.items(), self._layouts, self._copies, strict=True
             )
         ]  # fmt: skip
+
+    def _parts(self, sizes, layout, copy):
+        """[(file, offsets, sizes)] of a tensor."""
+        if self._in_one:
+            return [(together.FILE, [0] * len(sizes), sizes)]
+        return [(file_of(worker), *part) for worker, *part in layout.parts(sizes, copy)]
 
     def sharded_dims(self):
         """{name: the dim that each axis of its mesh cuts, None where it is replicated}."""
@@ -70,12 +79,13 @@ class Shares:
         """Have the tensors taken as they are at this point of the program, and written."""
         _take_any_part()
         tensors = [
-            [name, list(tensor.shape), mesh, layout.packed, copy]
+            [name, dtype_name(tensor.dtype), list(tensor.shape), mesh, layout.packed, copy]
             for (name, tensor), (layout, mesh), copy in zip(
                 self._tensors.items(), self._layouts, self._copies, strict=True
             )
         ]
-        self._ask("begin", [str(folder), self._meshes, tensors, in_background])
+        num_workers = self._running.num_workers if self._in_one else None
+        self._ask("begin", [str(folder), self._meshes, tensors, in_background, num_workers])
         with torch.no_grad():
             for number, tensor in enumerate(self._tensors.values()):
                 _take(tensor, number)

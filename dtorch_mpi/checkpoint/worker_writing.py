@@ -3,7 +3,6 @@ order, and writes them into a file of its own.
 """
 
 import json
-import os
 import socket
 import threading
 from pathlib import Path
@@ -12,7 +11,8 @@ import h5py
 import torch
 
 from ..kernels.registry import kernel
-from . import index, manifest
+from . import index, manifest, together
+from .errors import reason_of
 from .parts import Layout
 
 ANSWER_BYTES = 4096
@@ -26,18 +26,21 @@ def file_of(worker):
 class Share:
     """What one worker has to write.
 
-    tensors: (name, sizes, number of the mesh, placements, number of the copy) of each. copies:
-    whether to copy each part as it is taken; else nobody may write to them before write().
+    tensors: (name, dtype name, sizes, number of the mesh, placements, number of the copy) of each.
+    copies: whether to copy each part as it is taken; else nobody may write to them before write().
+    num_workers: where they write one file together, else None.
     """
 
-    def __init__(self, worker, folder, meshes, tensors, copies):
+    def __init__(self, worker, folder, meshes, tensors, copies, num_workers):
         self._worker, self._folder, self._copies = worker, Path(folder), copies
+        self._num_workers = num_workers
+        self._tensors = {name: (dtype, sizes) for name, dtype, sizes, *_ in tensors}
         self._taken = {}
-        self._expected = {}
-        for number, (name, sizes, mesh, packed, copy) in enumerate(tensors):
+        self._expected = {}  # number of a tensor -> its name, and where this worker's part is
+        for number, (name, _, sizes, mesh, packed, copy) in enumerate(tensors):
             own = Layout(*meshes[mesh], packed).own_part(sizes, copy, worker)
             if own is not None:
-                self._expected[number] = name, tuple(own[1])
+                self._expected[number] = name, *own
         self.answer = {"state": "taking"}
 
     def take(self, number, part):
@@ -48,39 +51,43 @@ class Share:
     def write(self):
         """Write all that was taken; never raises, the answer says what came of it."""
         self.answer = {"state": "writing"}
+        path = self._folder / (file_of(self._worker) if self._num_workers is None else
+                               together.FILE)  # fmt: skip
         try:
-            self.answer = {"state": "written", **self._write()}
+            found = self._write(path)
+            self.answer = {"state": "written", "file": found and path.name, **(found or {})}
         except Exception as error:
-            path = self._folder / file_of(self._worker)
-            # HDF5 puts a page of details after its first line.
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            if isinstance(error, OSError) and error.errno:
-                reason = f"{os.strerror(error.errno)} ({reason})"
-            self.answer = {
-                "state": "failed",
-                "reason": f"worker {self._worker} on {socket.gethostname()} could not write "
-                          f"{path}: {reason}"[:800],
-            }  # fmt: skip
+            where = f"worker {self._worker} on {socket.gethostname()} could not write {path}"
+            self.answer = {"state": "failed", "reason": f"{where}: {reason_of(error)}"[:800]}
         self._taken = {}
 
-    def _write(self):
-        lacking = [name for number, (name, _) in self._expected.items()
+    def _write(self, path):
+        """The file's entry, or None where there is none of this worker."""
+        lacking = [name for number, (name, *_) in self._expected.items()
                    if number not in self._taken]  # fmt: skip
+        failure = None
         if lacking:
-            raise RuntimeError(
+            failure = RuntimeError(
                 f"no value of {lacking[0]!r} came, of {len(lacking)} tensors: an operator that "
                 "makes it has failed"
             )
+        if self._num_workers is not None:
+            parts = {name: (offsets, self._taken[number])
+                     for number, (name, offsets, _) in self._expected.items()
+                     if failure is None}  # fmt: skip
+            describes = together.write(path, self._num_workers, self._tensors, failure or parts)
+            return manifest.entry(path) if describes else None
+        if failure is not None:
+            raise failure
         if not self._expected:
-            return {"file": None}
-        path = self._folder / file_of(self._worker)
+            return None
         with h5py.File(path, "x") as file:
-            for number, (name, sizes) in self._expected.items():
+            for number, (name, _, sizes) in self._expected.items():
                 part = self._taken.pop(number)
-                assert tuple(part.shape) == sizes, (name, part.shape, sizes)
+                assert list(part.shape) == sizes, (name, part.shape, sizes)
                 index.write_part(file, name, part)
         manifest.sync(path)
-        return {"file": path.name, **manifest.entry(path)}
+        return manifest.entry(path)
 
 
 def row(context, values, dtype=torch.uint8):
@@ -99,8 +106,8 @@ def worker_of(context):
 
 
 @kernel("dtorch.checkpoint.begin")
-def _begin(context, folder, meshes, tensors, copies):
-    _here.share = Share(worker_of(context), folder, meshes, tensors, copies)
+def _begin(context, folder, meshes, tensors, copies, num_workers):
+    _here.share = Share(worker_of(context), folder, meshes, tensors, copies, num_workers)
     return row(context, {})
 
 
