@@ -160,7 +160,7 @@ def _open_dataset(path, name):
         # HDF5 would hand out the file it still has open.
         opened.pop(path, None)
         file = None
-        file = open_file(path)
+        file = _open_file(path)
         opened[path] = (identity, file)
     stored = file.get(name)
     if not isinstance(stored, h5py.Dataset):
@@ -169,7 +169,7 @@ def _open_dataset(path, name):
     return stored
 
 
-def open_file(path):
+def _open_file(path):
     # HDF5 wants one way of locking for all handles of a process on a file: h5py's default, so
     # that users can open the file beside us; without locks where those fail or theirs has none.
     try:

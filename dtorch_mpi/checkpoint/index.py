@@ -9,10 +9,9 @@ import math
 import h5py
 import numpy as np
 
-from ..data import open_file
 from .elements import dtype_name, dtype_of, stored_dtype, to_array
-from .errors import CheckpointError
-from .folder import sync
+from .errors import CheckpointError, reason_of
+from .new_file import NewFile
 
 INDEX = "index.h5"
 
@@ -21,17 +20,15 @@ def write(folder, distributed, own):
     """distributed: (name, dtype, sizes, [(file, offsets, sizes)]) of each tensor that lies in
     workers' files, under the same name. own: {name: CPU tensor}.
     """
-    path = folder / INDEX
-    with h5py.File(path, "w") as index:
+    with NewFile(folder / INDEX) as new:
         for name, dtype, sizes, parts in distributed:
             if not sizes:
                 # A virtual dataset has dims.
-                index[name] = h5py.ExternalLink(parts[0][0], name)
+                new.hdf5[name] = h5py.ExternalLink(parts[0][0], name)
                 continue
-            note_dtype(_stitched(index, name, dtype, sizes, parts), dtype)
+            note_dtype(_stitched(new.hdf5, name, dtype, sizes, parts), dtype)
         for name, tensor in own.items():
-            note_dtype(index.create_dataset(name, data=to_array(tensor)), tensor.dtype)
-    sync(path)
+            write_part(new, name, tensor)
 
 
 def _stitched(index, name, dtype, sizes, parts):
@@ -47,9 +44,10 @@ def _stitched(index, name, dtype, sizes, parts):
     return index.create_virtual_dataset(name, layout, fillvalue=fill)
 
 
-def write_part(file, name, part):
-    """Write a worker's part of a tensor into its file; returns nothing."""
-    note_dtype(file.create_dataset(name, data=to_array(part)), part.dtype)
+def write_part(new, name, part):
+    """Write a tensor, or a worker's part of one, into a NewFile."""
+    note_dtype(new.hdf5.create_dataset(name, data=to_array(part)), part.dtype)
+    new.check()
 
 
 def note_dtype(dataset, dtype):
@@ -58,10 +56,22 @@ def note_dtype(dataset, dtype):
 
 def open_index(folder):
     """The index as an h5py.File; raises CheckpointError for one that is none."""
+    path = folder / INDEX
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    # Of the files it names too. With a buffer HDF5 reads whole rows for a few of their columns,
+    # and each worker all of the file.
+    access.set_sieve_buf_size(0)
     try:
-        return open_file(str(folder / INDEX))
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
+        # Without locks where the file system has none.
+        access.set_file_locking(True, True)
+        try:
+            return h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, access))
+        except OSError:
+            access.set_file_locking(False, True)
+            return h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, access))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path} as an HDF5 file: {reason_of(error)}") from error
 
 
 def dataset_of(index, name):

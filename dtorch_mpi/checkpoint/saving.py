@@ -212,7 +212,7 @@ class _Saving:
             folder.publish(self._aside, self._final)
             if self._keep is not None:
                 folder.prune(self._final.parent, self._keep)
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             raise _failed(self._aside, error) from error
         return self._final
 
@@ -232,8 +232,7 @@ def _copy(tensor):
 
 
 def _failed(path, error):
-    # HDF5's errors have no filename, and those of its close() are RuntimeErrors.
-    path = getattr(error, "filename", None) or path
+    path = error.filename or path
     return CheckpointError(f"could not write the checkpoint {path}: {reason_of(error)}")
 
 

@@ -7,12 +7,12 @@ import socket
 import threading
 from pathlib import Path
 
-import h5py
 import torch
 
 from ..kernels.registry import kernel
 from . import index, manifest, together
 from .errors import reason_of
+from .new_file import NewFile
 from .parts import Layout
 
 ANSWER_BYTES = 4096
@@ -68,8 +68,8 @@ class Share:
         failure = None
         if lacking:
             failure = RuntimeError(
-                f"no value of {lacking[0]!r} came, of {len(lacking)} tensors: an operator that "
-                "makes it has failed"
+                f"no value of {lacking[0]!r} came: an operator that makes it has failed; reading "
+                "the tensor tells which and why"
             )
         if self._num_workers is not None:
             parts = {name: (offsets, self._taken[number])
@@ -81,12 +81,11 @@ class Share:
             raise failure
         if not self._expected:
             return None
-        with h5py.File(path, "x") as file:
+        with NewFile(path) as new:
             for number, (name, _, sizes) in self._expected.items():
                 part = self._taken.pop(number)
                 assert list(part.shape) == sizes, (name, part.shape, sizes)
-                index.write_part(file, name, part)
-        manifest.sync(path)
+                index.write_part(new, name, part)
         return manifest.entry(path)
 
 
