@@ -21,24 +21,27 @@ def load(path, state=None, *, mesh=None, placements=None, device=None, only=None
         dt.checkpoint.load("checkpoints", state)
         step = state["step"]
 
-    path: a checkpoint's folder, or the one they are kept in, for the newest. It may have been
-    saved with another number of workers and other placements; each worker reads its own part only.
+    path (str or os.PathLike): a checkpoint's folder, or the one they are kept in, for the newest.
+    It may have been saved with another number of workers and other placements; each worker reads
+    its own part only.
 
-    state: as for `save`. Tensors are filled in place and keep their placements. Objects with
+    state (dict): as for `save`. Tensors are filled in place and keep their placements. Objects with
     load_state_dict() have theirs called; what an optimizer does not have yet is made like the
     parameters it belongs to. Other values are replaced in the dicts and lists. strict: whether
     keys of dicts that only one side has are an error; else they are left as they are.
 
-    Without `state`, what was on the workers comes back there: on `mesh`, placed by `placements`,
-    {pattern of names: placements} as for `dt.distribute_module`, names as in "model/0.weight";
-    what none matches is cut along the dims that it was cut along, if that mesh had as many axes,
-    else replicated. Without `mesh` it is replicated on all workers. What was a CPU tensor is one.
-    device: load everything there, such as "cpu", in this process and without workers.
+    Without `state`, what was on the workers comes back there: on `mesh` (DeviceMesh), placed by
+    `placements`, {pattern of names: placements} as for `dt.distribute_module`, names as in
+    "model/0.weight"; what none matches is cut along the dims that it was cut along, if that mesh
+    had as many axes, else replicated. Without `mesh` it is replicated on all workers. What was a
+    CPU tensor is one.
+    device (torch.device or str): load everything there, such as "cpu", in this process and without
+    workers.
 
     only: a key of the state; nothing else is loaded.
 
-    verify: compare the checksums of all files first, each of which one worker reads. Sizes are
-    compared in any case.
+    verify (bool): compare the checksums of all files first, each of which one worker reads. Sizes
+    are compared in any case.
 
     Nothing in a checkpoint is executed. Raises CheckpointError, naming the file, for what is no
     checkpoint or a damaged one, before anything is changed; ValueError for a state that it does

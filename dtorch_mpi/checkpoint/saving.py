@@ -69,13 +69,18 @@ def save(path, state, *, keep=None, single_file=False):
 
         dt.checkpoint.save("checkpoints", {"model": model, "optimizer": optimizer, "step": step})
 
-    path: the folder that the checkpoints are kept in, one under each number; made if it is not
-    there. All workers and the program must see it under this path, and one program at a time may
-    save there. state: nested dicts, lists and tuples of tensors, numbers, text, bytes, None, and
-    objects with state_dict() and load_state_dict(), such as modules, optimizers and schedulers.
-    keep: how many checkpoints to keep, this one included; None: all. single_file: the workers
-    write one file together, through HDF5's mpio driver; only where h5py has MPI and the workers
-    are processes, else each writes its own as by default.
+    path (str or os.PathLike): the folder that the checkpoints are kept in, one under each number;
+    made if it is not there. All workers and the program must see it under this path, and one
+    program at a time may save there.
+
+    state (dict): nested dicts, lists and tuples of tensors, numbers, text, bytes, None, dtypes, and
+    objects with state_dict() and load_state_dict(): torch.nn.Module, torch.optim.Optimizer,
+    schedulers, `RandomState`.
+
+    keep (int or None): how many checkpoints to keep, this one included; None: all.
+
+    single_file (bool): the workers write one file together, through HDF5's mpio driver; only where
+    h5py has MPI and the workers are processes, else each writes its own as by default.
 
     Each worker writes the parts of tensors that it holds, and one worker alone what several hold.
     Nothing is gathered, but partial sums are reduced. Tensors of the program's own memory are
@@ -95,9 +100,10 @@ def save_async(path, state, *, keep=None, single_file=False, busy="wait"):
     It holds the state as it is at this call: workers copy their parts here in the program's order,
     into their own memory (of the host), and write beside what follows.
 
-    busy: what to do where the former one is still being written; "wait" for it, or "refuse" this
-    one, with a CheckpointError. A former one that has failed, and whose error nobody has seen,
-    raises it here. The program's end and `dt.shutdown()` wait for the last one.
+    busy (str): what to do where the former one is still being written; "wait" for it, or "refuse"
+    this one, with a CheckpointError. A former one that has failed, and whose error nobody has seen,
+    raises it here. The program's end and `dt.shutdown()` wait for the last one; a program that has
+    failed waits too, but where its workers do no more, for some seconds only.
 
     Else as `save`.
     """

@@ -43,23 +43,38 @@ class Shares:
         self._running = running
         self._in_one = single_file and together.is_possible(running)
         self._tensors = {name: _summed(tensor.detach()) for name, tensor in tensors.items()}
-        meshes, self._layouts = {}, []  # (shape, workers) -> number
-        for tensor in self._tensors.values():
-            shape, workers, packed = self._lies(tensor)
-            mesh = meshes.setdefault((shape, workers), len(meshes))
-            self._layouts.append((Layout(shape, workers, packed), mesh))
-        self._meshes = [[list(shape), list(workers)] for shape, workers in meshes]
-        self._copies = choose_copies([
+        self._meshes = []  # (shape, workers)
+        known = {}  # number of a sharding -> (Layout, number of the mesh)
+        layouts = [
+            known.get(number) or known.setdefault(number, self._layout(number))
+            for number in map(_core.sharding, self._tensors.values())
+        ]
+        copies = choose_copies([
             (layout, tensor.numel() * tensor.element_size())
-            for (layout, _), tensor in zip(self._layouts, self._tensors.values(), strict=True)
+            for (layout, _), tensor in zip(layouts, self._tensors.values(), strict=True)
         ])  # fmt: skip
-        self.distributed = [
-            (name, tensor.dtype, list(tensor.shape),
-             self._parts(list(tensor.shape), layout, copy))
-            for (name, tensor), (layout, _), copy in zip(
-                self._tensors.items(), self._layouts, self._copies, strict=True
+        self._plan, self.distributed = [], []
+        for (name, tensor), (layout, mesh), copy in zip(
+            self._tensors.items(), layouts, copies, strict=True
+        ):
+            sizes = list(tensor.shape)
+            self._plan.append(
+                [name, dtype_name(tensor.dtype), sizes, mesh, layout.packed, copy]
             )
-        ]  # fmt: skip
+            parts = self._parts(sizes, layout, copy)
+            self.distributed.append((name, tensor.dtype, sizes, parts))
+
+    def _layout(self, number):
+        """(Layout, number of the mesh) of a sharding's number."""
+        if number == 0:
+            workers = list(range(self._running.num_workers))
+            shape, packed = [len(workers)], [0]
+        else:
+            shape, packed = packed_of(number)
+            workers = sharding_of(number)[0].mesh.flatten().tolist()
+        if (shape, workers) not in self._meshes:
+            self._meshes.append((shape, workers))
+        return Layout(shape, workers, packed), self._meshes.index((shape, workers))
 
     def _parts(self, sizes, layout, copy):
         """[(file, offsets, sizes)] of a tensor."""
@@ -78,14 +93,8 @@ class Shares:
     def issue(self, folder, in_background):
         """Have the tensors taken as they are at this point of the program, and written."""
         _take_any_part()
-        tensors = [
-            [name, dtype_name(tensor.dtype), list(tensor.shape), mesh, layout.packed, copy]
-            for (name, tensor), (layout, mesh), copy in zip(
-                self._tensors.items(), self._layouts, self._copies, strict=True
-            )
-        ]
         num_workers = self._running.num_workers if self._in_one else None
-        self._ask("begin", [str(folder), self._meshes, tensors, in_background, num_workers])
+        self._ask("begin", [str(folder), self._meshes, self._plan, in_background, num_workers])
         with torch.no_grad():
             for number, tensor in enumerate(self._tensors.values()):
                 _take(tensor, number)
@@ -136,15 +145,6 @@ class Shares:
 
     def _ask(self, name, arguments):
         return ask(name, arguments, self._running)
-
-    def _lies(self, tensor):
-        number = _core.sharding(tensor)
-        if number == 0:
-            workers = tuple(range(self._running.num_workers))
-            return (len(workers),), workers, [0]
-        mesh, _ = sharding_of(number)
-        shape, packed = packed_of(number)
-        return tuple(shape), tuple(mesh.mesh.flatten().tolist()), packed
 
 
 def ask(name, arguments, running):

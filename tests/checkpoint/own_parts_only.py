@@ -1,4 +1,4 @@
-"""Loads on this job's workers and prints the most bytes that one has read, and the largest part."""
+"""Loads on this job's workers and prints the most bytes that one has read, and its part."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Saves beside the program: what they hold, what they wait for, and where their errors come out."""
+"""Saves beside the program: what they hold, what they wait for, where their errors come out."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Loading into modules, optimizers and plain dicts, in one process; plain PyTorch is the oracle."""
+"""Loading into modules, optimizers and plain dicts; plain PyTorch is the oracle."""
 
 import random
 

@@ -1,5 +1,9 @@
 """What was saved on one mesh, loaded on others; and what each worker writes of it."""
 
+import re
+import shutil
+import subprocess
+
 import h5py
 import layouts
 import numpy as np
@@ -55,6 +59,26 @@ def test_plain_h5py_reads_all_of_it(saved):
                     assert stored.attrs["dtype"] == str(expected.dtype).removeprefix("torch.")
                 assert np.array_equal(index["x/meshless"][()], np.arange(5.0))
                 assert isinstance(index["x/cube"][0, 0, 0], np.complex64)
+
+
+@pytest.mark.skipif(shutil.which("h5dump") is None, reason="no h5dump: package hdf5-tools")
+def test_h5dump_reads_all_of_it(saved):
+    for folder in saved.values():
+        for turn in range(3):
+            index = folder / f"{turn + 1:08d}" / "index.h5"
+            told = subprocess.run(
+                ["h5dump", "-d", "/x/few", "-y", "-w", "0", index], capture_output=True, text=True,
+                check=True,
+            ).stdout  # fmt: skip
+            told = told.split("DATA {")[1].split("}")[0]
+            numbers = [int(text) for text in re.findall(r"-?\d+", told)]
+            assert numbers == layouts.whole("few").flatten().tolist()
+            told = subprocess.run(
+                ["h5dump", "-H", index], capture_output=True, text=True, check=True
+            ).stdout
+            assert 'ATTRIBUTE "dtype"' in told
+            for name in layouts.SIZES:
+                assert f'"{name}"' in told
 
 
 def test_copies_are_written_once(saved):
