@@ -19,8 +19,8 @@ _lock = threading.RLock()
 _current = None
 _forked = False
 _over = False
-# Asked by shutdown() first: functions that wait for what goes on beside the program, and return an
-# error that nobody was told of, or None.
+# Asked first at the end, and by shutdown(): functions that wait for what goes on beside the
+# program, and return an error that nobody was told of, or None.
 before_shutdown = []
 
 

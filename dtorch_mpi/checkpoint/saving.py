@@ -1,14 +1,12 @@
 """Saving: what the program does, and in which order things reach the disk."""
 
-import atexit
 import json
 import operator
 import os
 import shutil
-import sys
 import threading
 
-from .. import _core, runtime
+from .. import runtime
 from . import folder, index, manifest
 from .errors import CheckpointError, reason_of
 from .shares import Shares
@@ -144,17 +142,8 @@ def _forget():
     _under_way = None
 
 
-def _tell_at_exit():
-    error = finish()
-    if error is not None:
-        print(f"dtorch_mpi: a checkpoint was not written, and nobody asked: {error}",
-              file=sys.stderr)  # fmt: skip
-        _core.fail_at_exit()
-
-
 runtime.before_shutdown.append(finish)
 os.register_at_fork(after_in_child=_forget)
-atexit.register(_tell_at_exit)
 
 
 class _Saving:

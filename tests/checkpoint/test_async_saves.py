@@ -55,6 +55,39 @@ def test_a_second_save_waits_or_is_refused(tmp_path, mesh):
     assert dt.checkpoint.load(tmp_path) == {"step": 5}
 
 
+@pytest.mark.filterwarnings("ignore::dtorch_mpi.FallbackWarning")
+def test_training_is_the_same_with_saves_beside_it(tmp_path, mesh):
+    """Also where steps are replayed, which a question to the workers comes in between."""
+
+    def train(folder):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        dt.distribute_module(model.to("dtorch"), mesh, {"0.weight": [dt.Shard(0)]})
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = torch.linspace(-1, 1, 24, device="dtorch").view(4, 6)
+        losses, weights, futures = [], [], []
+        for step in range(60):
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach().to_torch_async())
+            if folder is not None and step % 7 == 0:
+                weights.append(model[0].weight.detach().clone())
+                futures.append(
+                    dt.checkpoint.save_async(folder, {"model": model, "optimizer": optimizer})
+                )
+        return torch.stack([loss.get() for loss in losses]), weights, futures
+
+    expected, *_ = train(None)
+    losses, weights, futures = train(tmp_path)
+    assert torch.equal(losses, expected)
+    assert len(futures) == 9
+    for weight, future in zip(weights, futures, strict=True):
+        saved = dt.checkpoint.load(future.get(), device="cpu")
+        assert torch.equal(saved["model"]["0.weight"], weight.cpu())
+
+
 def test_keeping_the_newest(tmp_path):
     for step in range(5):
         dt.checkpoint.save(tmp_path, {"step": step}, keep=2)
@@ -116,13 +149,35 @@ def test_an_error_nobody_asked_for_is_told(tmp_path, script, how):
     text = "could not write"
     if how == "no room":
         assert ended.code == 1
-        assert "a checkpoint was not written, and nobody asked" in ended.err
+        assert "nobody asked what came of it" in ended.err
         assert text in ended.err
     else:
         assert ended.code == 0, ended.err
         assert text in ended.out
         assert "worker-0000" in ended.out
     assert list((tmp_path / "saved").iterdir()) == []
+
+
+STUCK = """
+import sys
+import dtorch_mpi as dt
+import worker_kernels
+dt.init()
+x = worker_kernels.slow(100)
+dt.checkpoint.save_async(sys.argv[1], {"x": x})
+raise ValueError("the program has failed")
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("launcher", ["thread", "mpirun"])
+def test_a_failed_program_does_not_wait_for_a_stuck_worker(tmp_path, launcher):
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    ended = run_job(script, tmp_path / "saved", launcher=launcher, limit=80)
+    assert ended.code != 0
+    assert "ValueError: the program has failed" in ended.err
+    assert "the program ended before the workers had written all of it" in ended.err
 
 
 FAILED = """
