@@ -17,7 +17,7 @@ torch.utils.generate_methods_for_privateuse1_backend(for_storage=False)
 
 from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
-from . import data, debug, kernels  # noqa: E402
+from . import checkpoint, data, debug, kernels  # noqa: E402
 from .configuration import config  # noqa: E402
 from .errors import WorkerError  # noqa: E402
 from .factories import empty, full, ones, rand, randint, randn, zeros  # noqa: E402
@@ -38,9 +38,9 @@ register()
 
 __all__ = [
     "FallbackWarning", "Graph", "Partial", "Profile", "Replicate", "Shard", "TensorFuture",
-    "VoidFuture", "WorkerError", "__version__", "config", "data", "debug", "distribute_module",
-    "distribute_tensor", "empty", "full", "full_tensor", "graph_pass", "init", "init_device_mesh",
-    "is_initialized", "kernels", "local_shards", "mark_step", "num_workers", "ones", "profile",
-    "python_kernel", "rand", "randint", "randn", "register_sharding", "shutdown", "stats", "sync",
-    "sync_future", "use_kernels", "zeros",
+    "VoidFuture", "WorkerError", "__version__", "checkpoint", "config", "data", "debug",
+    "distribute_module", "distribute_tensor", "empty", "full", "full_tensor", "graph_pass", "init",
+    "init_device_mesh", "is_initialized", "kernels", "local_shards", "mark_step", "num_workers",
+    "ones", "profile", "python_kernel", "rand", "randint", "randn", "register_sharding",
+    "shutdown", "stats", "sync", "sync_future", "use_kernels", "zeros",
 ]  # fmt: skip

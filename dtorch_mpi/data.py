@@ -1,5 +1,8 @@
 """Training data that the workers read themselves: rank 0 sends row numbers, no rows."""
 
+import collections
+import functools
+import itertools
 import operator
 import os
 import threading
@@ -8,6 +11,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
+
+from .read_ahead import ReadAhead
 
 _open_files = threading.local()
 
@@ -40,7 +45,7 @@ class H5Dataset:
         return self.shape[0]
 
     def batches(self, batch_size, *, seed, mesh=None, placements=None, device=None, epochs=1,
-                drop_last=True, dtype=torch.int64, start=0):
+                drop_last=True, dtype=torch.int64, start=0, start_row=None, prefetch=2):
         """Return an iterable over shuffled batches, tensors of shape (batch_size, *row).
 
         A batch is a `dtorch` tensor on `mesh` with `placements`, each worker reading the rows of
@@ -51,19 +56,27 @@ class H5Dataset:
         epochs: passes over the rows, each in its own order; None never ends.
         drop_last: leave out the rows at an epoch's end that fill no batch; else the last batch
             of an epoch may be smaller.
+        start_row: in place of start, how many rows were taken before: epochs * len(dataset) and
+            those of the last one. The batches then begin at that row, of any size.
+        prefetch: how many batches are read ahead, in a thread of each worker; 0: none.
+
+        What it returns has state_dict() and load_state_dict(), so it can be part of a checkpoint:
+        `dt.checkpoint.save(path, {"data": batches, ...})` between two batches holds which row comes
+        next.
 
         An epoch's order takes 8 bytes a row of rank 0's memory. Raises ValueError for arguments
         out of range or that exclude each other, TypeError for a dtype that is none.
         """
         return Batches(self, batch_size, seed=seed, mesh=mesh, placements=placements,
-                       device=device, epochs=epochs, drop_last=drop_last, dtype=dtype, start=start)
+                       device=device, epochs=epochs, drop_last=drop_last, dtype=dtype, start=start,
+                       start_row=start_row, prefetch=prefetch)
 
 
 class Batches:
     """What `H5Dataset.batches` returns. Iterating again gives the same batches again."""
 
     def __init__(self, source, batch_size, *, seed, mesh, placements, device, epochs, drop_last,
-                 dtype, start):
+                 dtype, start, start_row, prefetch):
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"got dtype {dtype!r}, expected a torch.dtype such as torch.int64")
         if device is not None and (mesh is not None or placements is not None):
@@ -79,7 +92,7 @@ class Batches:
         if self.seed >= 2**64:
             raise ValueError(f"got seed {seed}, expected one below 2**64")
         self.epochs = epochs if epochs is None else _at_least(1, "epochs", epochs)
-        self.start = _at_least(0, "start", start)
+        self.prefetch = _at_least(0, "prefetch", prefetch)
         self.mesh = mesh
         self.placements = placements
         self.device = device
@@ -89,36 +102,135 @@ class Batches:
                 f"got batch_size {batch_size} for {len(source)} rows: no batch is full; choose "
                 "a smaller one, or drop_last=False"
             )
-        full, rest = divmod(len(source), self.batch_size)
-        self.batches_per_epoch = full if drop_last or not rest else full + 1
+        self.drop_last = drop_last
+        self.batches_per_epoch = self._batches_of(len(source))
+        start = _at_least(0, "start", start)
+        if start_row is None:
+            epoch, number = divmod(start, self.batches_per_epoch)
+            self._begin = epoch, number * self.batch_size
+        elif start:
+            raise ValueError(f"got start {start} together with start_row {start_row}: give one")
+        else:
+            self._begin = divmod(_at_least(0, "start_row", start_row), len(source))
+        self._position = self._begin  # (epoch, row in its order) that comes next
+
+    def _batches_of(self, num_rows):
+        full, rest = divmod(num_rows, self.batch_size)
+        return full if self.drop_last or not rest else full + 1
 
     def __len__(self):
+        """How many batches an iteration gives."""
         if self.epochs is None:
             raise TypeError("batches with epochs=None have no length")
-        return max(0, self.epochs * self.batches_per_epoch - self.start)
+        epoch, row = self._begin
+        if epoch >= self.epochs:
+            return 0
+        left = self._batches_of(len(self.source) - row)
+        return left + (self.epochs - epoch - 1) * self.batches_per_epoch
+
+    def state_dict(self):
+        """Where the latest iteration is: {"epoch", "row", "seed", "num_rows"}, integers.
+
+        row: of the epoch's order, that the next batch begins with.
+        """
+        epoch, row = self._position
+        return {"epoch": epoch, "row": row, "seed": self.seed, "num_rows": len(self.source)}
+
+    def load_state_dict(self, state):
+        """Have iterations begin there. Raises ValueError where the rows have another order."""
+        for name, own in (("seed", self.seed), ("num_rows", len(self.source))):
+            if state[name] != own:
+                raise ValueError(
+                    f"the state is of batches with {name} {state[name]}, and these have {own}: the "
+                    "rows would come in another order"
+                )
+        self._begin = self._position = state["epoch"], state["row"]
 
     def __iter__(self):
-        epoch, first = divmod(self.start, self.batches_per_epoch)
+        reader = _Here(self) if self.device is not None else _OnWorkers(self)
+        try:
+            upcoming = self._upcoming()
+            window = collections.deque(itertools.islice(upcoming, 1 + self.prefetch))
+            named = 0  # batches that the reader knows of
+            for number in itertools.count():
+                if not window:
+                    return
+                rows, position = window[0]
+                # Those of another size come at an epoch's end, and are read when they are due.
+                due = [(number, rows)] + [
+                    (later, its_rows)
+                    for later, (its_rows, _) in enumerate(window, start=number)
+                    if later >= max(named, number + 1) and len(its_rows) == len(rows)
+                ]
+                named = number + len(window)
+                batch = reader.read(due)
+                self._position = position
+                yield batch
+                window.popleft()
+                window.extend(itertools.islice(upcoming, 1))
+        finally:
+            reader.stop()
+
+    def _upcoming(self):
+        """(rows, position behind them) of each batch."""
+        epoch, row = self._begin
         while self.epochs is None or epoch < self.epochs:
             order = epoch_order(len(self.source), self.seed, epoch)
-            for number in range(first, self.batches_per_epoch):
-                at = number * self.batch_size
-                yield self._read(order[at : at + self.batch_size])
-            epoch, first = epoch + 1, 0
+            for _ in range(self._batches_of(len(order) - row)):
+                rows = order[row : row + self.batch_size]
+                row += len(rows)
+                yield rows, (epoch, row)
+            epoch, row = epoch + 1, 0
+
+
+class _Here:
+    """Reads batches in this process."""
+
+    def __init__(self, batches):
+        self._batches, self._ahead = batches, ReadAhead()
+
+    def read(self, due):
+        """The first of `due`, (number, rows) of batches; begins to read the others."""
+        (number, rows), *following = due
+        for later, its_rows in following:
+            self._ahead.begin(later, functools.partial(self._read, its_rows))
+        return self._ahead.take(number, functools.partial(self._read, rows)).to(
+            self._batches.device
+        )
 
     def _read(self, rows):
-        path, dataset = self.source.path, self.source.dataset
-        if self.device is not None:
-            return read_rows(path, dataset, rows, self.dtype).to(self.device)
+        source = self._batches.source
+        return read_rows(source.path, source.dataset, rows, self._batches.dtype)
+
+    def stop(self):
+        self._ahead.stop()
+
+
+class _OnWorkers:
+    """Has each worker read its own rows of batches."""
+
+    def __init__(self, batches):
+        self._batches, self._iteration = batches, os.urandom(8)
+
+    def read(self, due):
+        """The first of `due`, (number, rows) of batches; workers begin to read the others."""
         # Here, so that reading without workers needs nothing of the runtime.
         from dtorch_mpi import kernels
 
-        dtype_name = str(self.dtype).removeprefix("torch.")
+        batches, source = self._batches, self._batches.source
+        # Half the bytes, for all but huge datasets.
+        width = np.int32 if len(source) < 2**31 else np.int64
+        packed = [(number.to_bytes(8), rows.astype(width).tobytes()) for number, rows in due]
         return kernels.call(
-            "data.read_rows", (path, dataset, rows.tolist(), dtype_name),
-            sizes=(len(rows), *self.source.shape[1:]), dtype=self.dtype, mesh=self.mesh,
-            placements=self.placements,
-        )
+            "data.read_rows",
+            (source.path, source.dataset, str(batches.dtype).removeprefix("torch."),
+             self._iteration, packed),
+            sizes=(len(due[0][1]), *source.shape[1:]), dtype=batches.dtype, mesh=batches.mesh,
+            placements=batches.placements,
+        )  # fmt: skip
+
+    def stop(self):
+        pass
 
 
 def epoch_order(num_rows, seed, epoch):

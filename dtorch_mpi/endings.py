@@ -34,6 +34,11 @@ def _fatal_exception():
 def _at_exit():
     if runtime.in_forked_child():
         return
+    for finish in runtime.before_shutdown:
+        error = finish()
+        if error is not None:
+            print(f"dtorch_mpi: nobody asked what came of it: {error}", file=sys.stderr)
+            _core.fail_at_exit()
     running = runtime.end()
     if running is None:
         started = sys.modules.get("dtorch_mpi.mpi_runtime")

@@ -21,6 +21,9 @@ _lock = threading.RLock()
 _current = None
 _forked = False
 _over = False
+# Asked first at the end, and by shutdown(): functions that wait for what goes on beside the
+# program, and return an error that nobody was told of, or None.
+before_shutdown = []
 
 
 class Runtime:
@@ -487,18 +490,20 @@ def sync_future():
 def shutdown():
     """End the workers. Raises WorkerError for a failure that nobody has read.
 
-    Called at exit. Tensors on the device can't be used afterwards; in a process without a
-    launcher, init() may be called again.
+    Waits for a checkpoint that is being written, and raises its error if it fails. Called at
+    exit. Tensors on the device can't be used afterwards; in a process without a launcher, init()
+    may be called again.
     """
     global _current
     with _lock:
         if _current is None:
             return
+        untold = [error for finish in before_shutdown if (error := finish()) is not None]
         for engine in _current.engines.values():
             if engine.planner is not None:
                 engine.planner.stop()  # it may issue something, which must not start workers anew
         running, _current = _current, None
-        failures = running.close()
+        failures = untold + running.close()
         from .mesh import forget_all
 
         forget_all()

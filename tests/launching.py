@@ -22,24 +22,26 @@ class Ended:
     seconds: float
 
 
-def command_line(arguments, launcher, workers):
+def command_line(arguments, launcher, workers, python=sys.executable):
     if launcher == "thread":
-        return [sys.executable, *arguments]
+        return [python, *arguments]
     if launcher == "mpirun":
-        return ["mpirun", "-n", str(workers + 1), sys.executable, *arguments]
+        return ["mpirun", "-n", str(workers + 1), python, *arguments]
     raise ValueError(f"launcher is {launcher!r}: expected thread or mpirun")
 
 
 def run_job(*arguments, launcher="thread", workers=1, home=None, settings=None, limit=60,
-            interrupt_at=None):
+            interrupt_at=None, python=sys.executable):
     """Run `python arguments...` as a job and wait for its end.
 
     home: where values come back (DTORCH_HOME). settings: more of the environment. limit:
     seconds; a job that takes longer is made to print its stacks, killed, and AssertionError
-    raised. interrupt_at: text on its stdout upon which it is sent SIGINT.
+    raised. interrupt_at: text on its stdout upon which it is sent SIGINT. python: what is run.
     """
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **(settings or {})
     }  # fmt: skip
     environment.pop("DTORCH_WORKERS", None)
@@ -49,7 +51,7 @@ def run_job(*arguments, launcher="thread", workers=1, home=None, settings=None, 
         environment["DTORCH_HOME"] = home
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         job = subprocess.Popen(
-            command_line([str(argument) for argument in arguments], launcher, workers),
+            command_line([str(argument) for argument in arguments], launcher, workers, python),
             stdout=out, stderr=err, env=environment, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
 

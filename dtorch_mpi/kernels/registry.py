@@ -88,6 +88,12 @@ _dtypes = dict(
          torch.bool, torch.qint8, torch.quint8, torch.qint32, torch.bfloat16]
     )
 )  # fmt: skip
+_dtypes |= dict(
+    enumerate(
+        [torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz,
+         torch.uint16, torch.uint32, torch.uint64], 23
+    )
+) | {44: torch.float8_e8m0fnu}  # fmt: skip
 _numbers = {dtype: number for number, dtype in _dtypes.items()}
 
 

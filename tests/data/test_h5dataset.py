@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -97,6 +99,74 @@ def test_start_goes_on_where_an_earlier_run_stopped(path, start):
     assert len(resumed) == max(0, 18 - start)
 
 
+@pytest.mark.parametrize("size", [1, 4, 8, 50])
+@pytest.mark.parametrize("row", [0, 1, 13, 49, 50, 77])
+def test_start_row_goes_on_at_a_row_with_any_size(path, row, size):
+    dataset = H5Dataset(path, "rows")
+    order = [int(r) for epoch in range(3) for r in epoch_order(NUM_ROWS, 1, epoch)]
+    resumed = dataset.batches(size, seed=1, epochs=3, drop_last=False, device="cpu", start_row=row)
+    taken = numbers(resumed)
+    assert sum(taken, []) == order[row:]
+    assert len(taken) == len(resumed)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 100])
+def test_a_loop_goes_on_where_its_state_was_taken(path, prefetch):
+    dataset = H5Dataset(path, "rows")
+
+    def batches(size=8):
+        return dataset.batches(size, seed=1, epochs=3, device="cpu", prefetch=prefetch)
+
+    whole = numbers(batches())
+    for taken in (0, 1, 5, 6, 7, 17, 18):
+        first, second = batches(), batches()
+        got = [batch[:, 0].tolist() for _, batch in zip(range(taken), first, strict=False)]
+        second.load_state_dict(first.state_dict())
+        assert len(second) == 18 - taken
+        assert got + numbers(second) == whole
+        assert numbers(second) == whole[taken:], "again the same"
+    other = batches(10)
+    first = batches()
+    next(iter(first))
+    other.load_state_dict(first.state_dict())
+    assert numbers(other)[0] == epoch_order(NUM_ROWS, 1, 0)[8:18].tolist()
+    with pytest.raises(ValueError, match="with seed 1, and these have 2"):
+        dataset.batches(8, seed=2, device="cpu").load_state_dict(first.state_dict())
+
+
+def test_batches_are_read_ahead(path, monkeypatch):
+    """While the loop does something else, a thread reads what comes next."""
+    from dtorch_mpi import data
+
+    reads, read = [], data.read_rows
+    here = threading.get_ident()
+
+    def noted(*arguments):
+        reads.append(threading.get_ident() == here)
+        return read(*arguments)
+
+    monkeypatch.setattr(data, "read_rows", noted)
+    loop = iter(H5Dataset(path, "rows").batches(8, seed=1, device="cpu", prefetch=3))
+    next(loop)
+    until = time.monotonic() + 30
+    while len(reads) < 4 and time.monotonic() < until:
+        time.sleep(0.001)
+    assert reads.count(False) == 3
+    assert reads.count(True) == 1
+    list(loop)
+    assert (reads.count(False), reads.count(True)) == (5, 1)
+
+
+def test_a_read_that_failed_ahead_is_told_when_it_is_due(path):
+    loop = iter(H5Dataset(path, "rows").batches(8, seed=1, device="cpu", prefetch=1))
+    next(loop)
+    with h5py.File(path + ".new", "w") as file:
+        file["rows"] = np.zeros((3, 3))
+    os.replace(path + ".new", path)
+    with pytest.raises(ValueError, match="was the file replaced while it was in use"):
+        list(loop)
+
+
 def test_rank_0_sends_row_numbers_that_do_not_depend_on_the_mesh(path, monkeypatch):
     dataset = H5Dataset(path, "rows")
     calls = []
@@ -106,12 +176,15 @@ def test_rank_0_sends_row_numbers_that_do_not_depend_on_the_mesh(path, monkeypat
     for mesh in ("one worker", "four workers"):
         calls.clear()
         assert list(dataset.batches(8, seed=1, mesh=mesh, placements=["s"])) == [None] * 6
-        for name, (sent_path, sent_dataset, _, dtype), how in calls:
+        for name, (sent_path, sent_dataset, dtype, _, sent), how in calls:
             assert name == "data.read_rows"
             assert (sent_path, sent_dataset, dtype) == (path, "rows", "int64")
             assert how == {"sizes": (8, 3), "dtype": torch.int64, "mesh": mesh,
                            "placements": ["s"]}
-        taken[mesh] = [args[2] for _, args, _ in calls]
+            assert [len(rows) for _, rows in sent] == [32] * len(sent), "of the same length"
+        # This batch, and two ahead: named once, and again when they are due.
+        assert [len(args[4]) for _, args, _ in calls] == [3, 2, 2, 2, 1, 1]
+        taken[mesh] = [np.frombuffer(args[4][0][1], dtype="i4").tolist() for _, args, _ in calls]
     assert taken["one worker"] == taken["four workers"]
     plain = dataset.batches(8, seed=1, device="cpu")
     assert taken["one worker"] == numbers(plain)
@@ -196,6 +269,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         ({"seed": 2**64}, "below 2"),
         ({"epochs": 0}, "got epochs 0"),
         ({"start": -1}, "got start -1"),
+        ({"start_row": -1}, "got start_row -1"),
+        ({"start": 1, "start_row": 8}, "got start 1 together with start_row 8"),
+        ({"prefetch": -1}, "got prefetch -1"),
         ({"mesh": "a mesh"}, "got device 'cpu' together with a mesh"),
         ({"device": None, "placements": []}, "without a mesh"),
     ],
