@@ -13,7 +13,7 @@ import torch
 from .. import _worker
 from ..kernels.registry import dtype_number, kernel
 from .compile_process import PROGRAM, CompileProcess
-from .spec import dtypes_of, number_of
+from .spec import EXTENTS, dtypes_of, number_of
 
 MAKING, READY, FAILED = range(3)
 MOST_SECONDS = 600  # for a kernel to be there
@@ -101,7 +101,8 @@ class Kernels:
         if not _is_whole(path):
             return False
         spec = json.loads(text)
-        inputs = [(dtype_number(getattr(torch, name)), long) for name, long in spec["inputs"]]
+        inputs = [(dtype_number(getattr(torch, name)), EXTENTS.index(extent))
+                  for name, extent in spec["inputs"]]  # fmt: skip
         numbers, outputs = (
             list(map(dtype_number, dtypes_of(names))) for names in (spec["numbers"], spec["dtypes"])
         )

@@ -1,10 +1,11 @@
 """The description of a fused kernel: plain data, by which it is known, cached and compiled.
 
-    {"inputs": [[dtype, long], ...], "numbers": [dtype, ...], "nodes": [[operator, arguments], ...],
-     "outputs": [node, ...], "computes_in": dtype, "dtypes": [dtype of an output, ...],
-     "writes": [[output, input], ...]}
+    {"inputs": [[dtype, extent], ...], "numbers": [dtype, ...],
+     "nodes": [[operator, arguments], ...], "outputs": [node, ...], "computes_in": dtype,
+     "dtypes": [dtype of an output, ...], "writes": [[output, input], ...]}
 
-long: whether the input has as many elements as the outputs; else it has one. An argument is
+extent: "whole" where the input has an element for each of the outputs', "one" where it has one for
+all, "spread" where it is broadcast to their sizes. An argument is
 ["input", i], ["number", i], ["node", i], or None for one left out. computes_in: the one floating
 dtype in it, or None. writes: outputs that are written over an input. Nothing in it depends on sizes
 or on the numbers' values: one kernel serves every shape and every worker's part.
@@ -14,6 +15,8 @@ import hashlib
 import json
 
 import torch
+
+EXTENTS = ("whole", "one", "spread")  # in the order of the C++ that calls kernels
 
 
 def packed(spec):

@@ -178,7 +178,7 @@ class FusedLists:
         dtype = name_of(inputs[0][0].dtype)
         outputs = [current[tuple(map(id, values))][1] for values in self.written]
         return {
-            "inputs": [[dtype, True] for _ in inputs],
+            "inputs": [[dtype, "whole"] for _ in inputs],
             "numbers": [dtype for _ in self.numbers],
             "nodes": nodes,
             "outputs": outputs,

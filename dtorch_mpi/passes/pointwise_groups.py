@@ -7,7 +7,7 @@ from ..fusion.compiler.expressions import EXPRESSIONS
 from ..fusion.spec import name_of
 from .facts import is_pure
 from .graph import Node, Value
-from .records import Scalars, ScalarTensor
+from .records import Ints, Scalars, ScalarTensor
 
 # Of a tensor over all workers: less is over before it matters.
 LEAST_ELEMENTS = 1 << 14
@@ -61,7 +61,8 @@ def part_of(node):
     dtypes, numbers, arguments = set(), [], []
     for place, (argument, described) in enumerate(zip(node.arguments, schema, strict=True)):
         if isinstance(argument, Value):
-            if not _fits(argument, output):
+            extent = extent_of(argument, output)
+            if extent is None or extent == "spread" and not expression.broadcasts:
                 return None
             if place not in expression.masks:
                 dtypes.add(argument.dtype)
@@ -92,14 +93,30 @@ def part_of(node):
     return Part(node, arguments, output, dtype if dtype.is_floating_point else None)
 
 
-def _fits(value, output):
-    """Whether a value has an element for each of the output's on every worker, or one for all."""
+def extent_of(value, output):
+    """Which elements of a value belong to the output's on every worker, as fusion/spec.py has it;
+    None where a kernel can't have it."""
     if value.dtype is None:
-        return False
+        return None
     if value.sizes == ():
-        return True
-    return (value.sizes == output.sizes and (value.sharding or 0) == (output.sharding or 0)
-            and is_contiguous(value))  # fmt: skip
+        return "one"
+    if is_contiguous(value):
+        if value.sizes == output.sizes:
+            return "whole" if (value.sharding or 0) == (output.sharding or 0) else None
+        return "spread" if _is_broadcast(value.sizes, output.sizes) else None
+    # A view that repeats its elements.
+    dims = [dim for dim, stride in enumerate(value.strides) if stride]
+    own = Value(value.number, sizes=[value.sizes[dim] for dim in dims],
+                strides=[value.strides[dim] for dim in dims])  # fmt: skip
+    is_repeated = math.prod(own.sizes) < math.prod(value.sizes)
+    is_spread = is_repeated and is_contiguous(own) and _is_broadcast(value.sizes, output.sizes)
+    return "spread" if is_spread else None
+
+
+def _is_broadcast(sizes, to):
+    return len(sizes) <= len(to) and all(
+        size in (1, whole) for size, whole in zip(reversed(sizes), reversed(to), strict=False)
+    )
 
 
 class Group:
@@ -245,8 +262,9 @@ class Fused:
             nodes.append([part.node.name, given])
             made[id(part.output)] = at
         computes_in = self._group.computes_in
+        output = self._group.parts[0].output
         return {
-            "inputs": [[name_of(value.dtype), value.sizes != ()] for value in self.inputs],
+            "inputs": [[name_of(value.dtype), extent_of(value, output)] for value in self.inputs],
             "numbers": [name_of(number.dtype) for number in self.numbers],
             "nodes": nodes,
             "outputs": [made[id(value)] for value in self.outputs],
@@ -263,7 +281,7 @@ class Fused:
         inner = [part.output.freed_by for part in group.parts if id(part.output) not in kept]
         gone = [*(part.node for part in group.parts[:-1]), *inner]
         call = Node("operator", "dtorch::fused",
-                    [kernel, self.inputs, Scalars(number.value for number in self.numbers)],
+                    [kernel, self.inputs, Scalars(number.value for number in self.numbers), Ints()],
                     outputs=list(self.outputs), returns=[list(self.outputs)], site=last.site,
                     stands_for=tuple(part.node for part in group.parts))  # fmt: skip
         for value in self.outputs:

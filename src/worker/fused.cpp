@@ -2,12 +2,14 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
 #include <unordered_map>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
@@ -49,25 +51,58 @@ void put_number(const at::Scalar& number, c10::ScalarType dtype, int64_t* place)
   }
 }
 
-std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers) {
+// Where a tensor that is broadcast to `sizes` has its elements; one that is laid out in another way
+// is copied. The tensor becomes one of these elements.
+Spread spread_over(at::Tensor* tensor, at::IntArrayRef sizes) {
+  const at::Tensor expanded = tensor->expand(sizes);
+  Spread spread;
+  int64_t* factors[] = {&spread.every, &spread.count, &spread.outer_every, &spread.outer_count};
+  size_t at = 0;
+  int64_t stride = 1;
+  for (int64_t dim = expanded.dim() - 1; dim >= 0; --dim) {
+    const int64_t size = expanded.size(dim);
+    if (size == 1) continue;
+    const bool is_own = expanded.stride(dim) != 0;
+    if ((at % 2 == 1) != is_own) ++at;
+    if (at == 4 && !is_own) break;  // the same again and again
+    if (at >= 4 || (is_own && expanded.stride(dim) != stride)) {
+      *tensor = expanded.contiguous();
+      return {1, std::max<int64_t>(tensor->numel(), 1), 1, 1};
+    }
+    *factors[at] *= size;
+    if (is_own) stride *= size;
+  }
+  *tensor = expanded;
+  return spread;
+}
+
+// least: sizes that the outputs have at least, where inputs don't say so.
+std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers,
+                              at::IntArrayRef least) {
   const FusedKernel& kernel = known_kernel(number);
   TORCH_CHECK(inputs.size() == kernel.inputs.size() && numbers.size() == kernel.numbers.size(), "fused kernel ",
               number, " takes ", kernel.inputs.size(), " tensors and ", kernel.numbers.size(), " numbers, got ",
               inputs.size(), " and ", numbers.size());
-  std::vector<at::Tensor> kept(inputs.size());
+  using Extent = FusedKernel::Extent;
+  at::DimVector sizes(least);
+  for (const auto& input : inputs) sizes = at::infer_size_dimvector(sizes, input.sizes());
+  std::vector<at::Tensor> kept(inputs.begin(), inputs.end());
+  std::vector<Spread> spreads;
   std::vector<void*> pointers;
-  const at::Tensor* model = nullptr;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_long = kernel.is_long[i];
-    if (is_long && model == nullptr) model = &inputs[i];
+    const Extent extent = kernel.extents[i];
     TORCH_CHECK(inputs[i].device().is_cpu() && inputs[i].scalar_type() == kernel.inputs[i] &&
-                    (is_long ? inputs[i].sizes() == model->sizes() : inputs[i].numel() == 1),
+                    (extent != Extent::kWhole || inputs[i].sizes() == sizes) &&
+                    (extent != Extent::kOne || inputs[i].numel() == 1),
                 "input ", i, " of fused kernel ", number, " is ", inputs[i].toString(), inputs[i].sizes(),
                 ": expected ", c10::toString(kernel.inputs[i]), " as the others");
-    kept[i] = inputs[i].contiguous();
+    if (extent == Extent::kSpread) {
+      spreads.push_back(spread_over(&kept[i], sizes));
+    } else {
+      kept[i] = inputs[i].contiguous();
+    }
     pointers.push_back(const_cast<void*>(kept[i].const_data_ptr()));
   }
-  TORCH_CHECK(model != nullptr, "a fused kernel takes a tensor at least");
   std::vector<int64_t> values(numbers.size());
   for (size_t i = 0; i < numbers.size(); ++i) {
     put_number(numbers[i], kernel.numbers[i], &values[i]);
@@ -75,11 +110,12 @@ std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRe
   }
   std::vector<at::Tensor> outputs;
   for (const auto dtype : kernel.outputs) {
-    outputs.push_back(at::empty(model->sizes(), model->options().dtype(dtype)));
+    outputs.push_back(at::empty(sizes, at::TensorOptions(dtype)));
     pointers.push_back(outputs.back().data_ptr());
   }
+  for (auto& spread : spreads) pointers.push_back(&spread);
   // In parts as TensorIterator makes them: what is left over at the end of each comes out alike.
-  at::parallel_for(0, model->numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, c10::multiply_integers(sizes), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
     kernel.function(pointers.data(), begin, end);
   });
   return outputs;
@@ -130,7 +166,7 @@ TORCH_LIBRARY_FRAGMENT(dtorch, library) {
   library.def("fused_lists(int kernel, int length, Tensor(a!)[] written, Tensor[] read, Scalar[] numbers, "
               "bool[] listed) -> ()",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &fused_lists));
-  library.def("fused(int kernel, Tensor[] inputs, Scalar[] numbers) -> Tensor[]",
+  library.def("fused(int kernel, Tensor[] inputs, Scalar[] numbers, int[] sizes) -> Tensor[]",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &fused));
 }
 

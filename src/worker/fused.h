@@ -10,12 +10,22 @@
 namespace dtorch {
 
 struct FusedKernel {
-  // pointers: to inputs, numbers, then outputs. Works out the elements from begin to end.
+  // pointers: to inputs, numbers, outputs, then the Spreads of inputs that have one. Works out the
+  // elements from begin to end.
   using Function = void (*)(void** pointers, int64_t begin, int64_t end);
+
+  // Of an input: an element for each of the outputs', one for all, or spread over them.
+  enum class Extent : uint8_t { kWhole, kOne, kSpread };
 
   Function function = nullptr;
   std::vector<c10::ScalarType> inputs, numbers, outputs;
-  std::vector<bool> is_long;  // by input: as long as the outputs, or of one element
+  std::vector<Extent> extents;  // by input
+};
+
+// Where an input that is broadcast has what belongs to element i: at i / every % count, plus count
+// times i / (every * count * outer_every) % outer_count.
+struct Spread {
+  int64_t every = 1, count = 1, outer_every = 1, outer_count = 1;
 };
 
 // Makes a kernel known to the operator dtorch::fused under a number, from the library at `path`,

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 VECTOR_BITS = {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
 
 BLOCK = 1024  # elements that go through all stages before the next
+CTYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "bool"}
 INTERLEAVED = 4  # vectors, and more than there are registers for bring little
 
 config.cpp.threads = 1  # the caller cuts the range
@@ -47,8 +48,8 @@ CppVecOverrides.fma = staticmethod(lambda a, b, c: f"at::vec::fmadd({a}, {b}, {c
 
 def _inductors(spec, bits):
     """Inductor's wrapper code for a spec; (code, names of its arguments)."""
-    inputs = [torch.zeros((64,) if long else (), dtype=getattr(torch, dtype))
-              for dtype, long in spec["inputs"]]  # fmt: skip
+    inputs = [torch.zeros((64,) if extent == "whole" else (), dtype=getattr(torch, dtype))
+              for dtype, extent in spec["inputs"]]  # fmt: skip
     numbers = [torch.zeros((), dtype=getattr(torch, dtype)) for dtype in spec["numbers"]]
 
     def formula(name, given):
@@ -100,7 +101,7 @@ def _function(spec, bits, name, change=lambda source: source):
     if not calls or len(set(returned)) != len(returned) or set(returned) & set(arguments):
         raise ValueError(f"inductor's code is of another form than expected:\n{code}")
     places = {argument: at for at, argument in enumerate([*arguments, *returned])}
-    long = [long for _, long in spec["inputs"]]
+    long = [extent == "whole" for _, extent in spec["inputs"]]
     long += [False] * len(spec["numbers"]) + [True] * len(returned)
     sources, lines = [], []
     for number, (kernel, given) in enumerate(calls):
@@ -205,14 +206,14 @@ def _stage(spec, name):
 def written(spec):
     """C++ of a fused kernel: `extern "C" void dtorch_fused(void** pointers, begin, end)`.
 
-    pointers: to inputs, numbers, then outputs.
+    pointers: to inputs, numbers, outputs, then how each input that is spread is.
     """
     stages = split(spec)
     head = 'extern "C" void dtorch_fused(void** pointers, int64_t begin, int64_t end) {'
-    if len(stages) == 1 and not stages[0].functions:
+    if len(stages) == 1 and not stages[0].functions and not spread_inputs(spec):
         return "\n".join([_stage(spec, "all"), head, "  all(pointers, begin, end);", "}", ""])
     block = _Block(spec)
-    parts, body = [], []
+    parts, body = ([SPREAD] if spread_inputs(spec) else []), block.spreads()
     for number, stage in enumerate(stages):
         if stage.spec is not None:
             parts.append(_stage(stage.spec, f"stage_{number}"))
@@ -222,12 +223,44 @@ def written(spec):
         body += [block.call(node, source) for node, source in stage.functions]
     loop = f"  for (int64_t at = begin; at < end; at += {BLOCK}) {{"
     count = f"    const int64_t count = std::min<int64_t>({BLOCK}, end - at);"
-    # Else each call for a block would begin threads of its own within this one.
-    block.declarations.append('extern "C" int MKL_Set_Num_Threads_Local(int);')
-    before = "  const int threads = MKL_Set_Num_Threads_Local(1);"
-    after = "  MKL_Set_Num_Threads_Local(threads);"
-    return "\n".join([*block.declarations, *parts, head, *block.buffers, before, loop, count, *body,
-                      "  }", after, "}", ""])  # fmt: skip
+    before, after = [], []
+    if any(stage.functions for stage in stages):
+        # Else each call for a block would begin threads of its own within this one.
+        block.declarations.append('extern "C" int MKL_Set_Num_Threads_Local(int);')
+        before = ["  const int threads = MKL_Set_Num_Threads_Local(1);"]
+        after = ["  MKL_Set_Num_Threads_Local(threads);"]
+    return "\n".join([*block.declarations, *parts, head, *block.buffers, *before, loop, count,
+                      *body, "  }", *after, "}", ""])  # fmt: skip
+
+
+def spread_inputs(spec):
+    return [at for at, (_, extent) in enumerate(spec["inputs"]) if extent == "spread"]
+
+
+# shape: as src/worker/fused.h has it.
+SPREAD = """
+#include <algorithm>
+#include <cstdint>
+
+template <class T>
+static void spread(T* to, const T* from, int64_t begin, int64_t count, const void* given) {
+  const auto* shape = static_cast<const int64_t*>(given);
+  const int64_t every = shape[0], period = shape[1], outer = every * period * shape[2];
+  for (int64_t i = begin, end = begin + count; i < end;) {
+    const T* base = from + i / outer % shape[3] * period + i / every % period;
+    int64_t length;
+    if (every == 1) {
+      length = std::min(period - i % period, end - i);
+      std::copy_n(base, length, to);
+    } else {
+      length = std::min(every - i % every, end - i);
+      std::fill_n(to, length, *base);
+    }
+    to += length;
+    i += length;
+  }
+}
+"""
 
 
 class _Block:
@@ -242,12 +275,27 @@ class _Block:
         self.declarations, self.buffers = [], []
         self._known = {}
 
+    def spreads(self):
+        """C++ that has what belongs to the block from inputs that are spread."""
+        shape = sum(len(self._spec[name]) for name in ("inputs", "numbers", "outputs"))
+        lines = []
+        for at in spread_inputs(self._spec):
+            dtype = self._spec["inputs"][at][0]
+            kind = CTYPES[dtype]
+            self.buffers.append(f"  alignas(64) {kind} spread_{at}[{BLOCK}];")
+            lines.append(f"    spread(spread_{at}, static_cast<const {kind}*>(pointers[{at}]), at, "
+                         f"count, pointers[{shape}]);")  # fmt: skip
+            shape += 1
+        return lines
+
     def pointer(self, place):
         kind, at = place
         offset = len(self._spec["inputs"])
         if kind == "input":
-            dtype, long = self._spec["inputs"][at]
-            return self._moved(at, dtype) if long else f"pointers[{at}]"
+            dtype, extent = self._spec["inputs"][at]
+            if extent == "spread":
+                return f"spread_{at}"
+            return self._moved(at, dtype) if extent == "whole" else f"pointers[{at}]"
         if kind == "number":
             return f"pointers[{offset + at}]"
         if at in self._spec["outputs"]:
