@@ -5,10 +5,13 @@
      "dtypes": [dtype of an output, ...], "writes": [[output, input], ...]}
 
 extent: "whole" where the input has an element for each of the outputs', "one" where it has one for
-all, "spread" where it is broadcast to their sizes. An argument is
-["input", i], ["number", i], ["node", i], or None for one left out. computes_in: the one floating
-dtype in it, or None. writes: outputs that are written over an input. Nothing in it depends on sizes
-or on the numbers' values: one kernel serves every shape and every worker's part.
+all, "spread" where it is broadcast to their sizes. A kernel that reduces rows (of the last dims)
+names its outputs' "extents" too: "column" where there is one element for each row, "reduced" where
+that has fewer dims; an input may be a "column" or a "row", one element for each column.
+
+An argument is ["input", i], ["number", i], ["node", i], or None for one left out. computes_in: the
+one floating dtype in it, or None. writes: outputs that are written over an input. Nothing in it
+depends on sizes or on the numbers' values: one kernel serves every shape and every worker's part.
 """
 
 import hashlib
@@ -16,7 +19,8 @@ import json
 
 import torch
 
-EXTENTS = ("whole", "one", "spread")  # in the order of the C++ that calls kernels
+# In the order of src/worker/fused.h.
+EXTENTS = ("whole", "one", "spread", "row", "column", "reduced")
 
 
 def packed(spec):

@@ -47,15 +47,16 @@ def _plain(argument, schema):
     return number if of_operator and is_number else None
 
 
-def part_of(node):
-    """A node as a part of a kernel; None if it can't be one."""
+def part_of(node, least=LEAST_ELEMENTS):
+    """A node as a part of a kernel; None if it can't be one, or makes fewer elements than `least`.
+    """
     expression = EXPRESSIONS.get(node.name) if node.kind == "operator" else None
     if expression is None or not is_pure(node) or len(node.outputs) != 1:
         return None
     output = node.outputs[0]
     if output.dtype is None or output.base is not output or not output.sizes:
         return None
-    if math.prod(output.sizes) < LEAST_ELEMENTS or not is_contiguous(output):
+    if math.prod(output.sizes) < least or not is_contiguous(output):
         return None
     schema = node.overload()._schema.arguments
     dtypes, numbers, arguments = set(), [], []
@@ -137,8 +138,11 @@ class Group:
                 self.read[id(value)] = value
         self.computes_in = self.computes_in or part.computes_in
 
+    def extent_of(self, value):
+        return extent_of(value, self.parts[0].output)
+
     def can_take(self, other):
-        return len(self.parts) + len(other.parts) < MOST_NODES and _alike(self, other)
+        return len(self.parts) + len(other.parts) < MOST_NODES and have_one_dtype(self, other)
 
     def take(self, other):
         self.parts += other.parts
@@ -153,7 +157,8 @@ class Group:
     def accepts(self, part):
         output = self.parts[0].output
         return (len(self.parts) < MOST_NODES and output.sizes == part.output.sizes
-                and (output.sharding or 0) == (part.output.sharding or 0) and _alike(self, part))
+                and (output.sharding or 0) == (part.output.sharding or 0)
+                and have_one_dtype(self, part))
 
     def lets_by(self, node):
         """Whether what came before a node may as well run after it."""
@@ -175,11 +180,15 @@ class Group:
         return True
 
 
-def find(graph):
-    """Groups of parts that are worth a kernel, none of them in another."""
+def find(graph, part_of=part_of, begin=lambda part: Group(part), left_out=()):
+    """Groups of parts that are worth a kernel, none of them in another.
+
+    part_of: a node as a part, or None. begin: the group that a part begins, or None. left_out: ids
+    of nodes that are no parts.
+    """
     open_, found = [], []
     for node in graph.nodes:
-        part = part_of(node)
+        part = part_of(node) if id(node) not in left_out else None
         joined = None
         still_open = []
         for group in open_:
@@ -198,8 +207,8 @@ def find(graph):
         open_ = still_open
         if joined is not None:
             joined.add(part)
-        elif part is not None:
-            open_.append(Group(part))
+        elif part is not None and (group := begin(part)) is not None:
+            open_.append(group)
     order = {id(node): at for at, node in enumerate(graph.nodes)}
     worth = [group for group in found + open_ if len(group.parts) > 1]
     for group in worth:
@@ -207,7 +216,7 @@ def find(graph):
     return worth
 
 
-def _alike(one, other):
+def have_one_dtype(one, other):
     return one.computes_in == other.computes_in or None in (one.computes_in, other.computes_in)
 
 
@@ -227,7 +236,7 @@ class Fused:
     """A group as a kernel: what it does, and the call that takes the group's place."""
 
     def __init__(self, graph, group):
-        self._graph, self._group = graph, group
+        self._graph, self.group = graph, group
         members = {id(part.node) for part in group.parts}
         readers = {}
         for node in graph.nodes:
@@ -244,7 +253,7 @@ class Fused:
 
     def _describe(self):
         made, inputs, nodes = {}, {}, []
-        for at, part in enumerate(self._group.parts):
+        for at, part in enumerate(self.group.parts):
             given = []
             for argument in part.arguments:
                 if isinstance(argument, Number):
@@ -261,10 +270,9 @@ class Fused:
                     given.append(["input", inputs[id(argument)]])
             nodes.append([part.node.name, given])
             made[id(part.output)] = at
-        computes_in = self._group.computes_in
-        output = self._group.parts[0].output
+        computes_in = self.group.computes_in
         return {
-            "inputs": [[name_of(value.dtype), extent_of(value, output)] for value in self.inputs],
+            "inputs": [[name_of(v.dtype), self.group.extent_of(v)] for v in self.inputs],
             "numbers": [name_of(number.dtype) for number in self.numbers],
             "nodes": nodes,
             "outputs": [made[id(value)] for value in self.outputs],
@@ -273,15 +281,20 @@ class Fused:
             "writes": [],
         }
 
+    def _called(self):
+        """(operator, its arguments behind those that all have)."""
+        return "dtorch::fused", Ints()
+
     def put(self, kernel):
         """Have the kernel of this number do what the group's nodes do."""
-        graph, group = self._graph, self._group
+        graph, group = self._graph, self.group
         last = group.parts[-1].node
         kept = set(map(id, self.outputs))
         inner = [part.output.freed_by for part in group.parts if id(part.output) not in kept]
         gone = [*(part.node for part in group.parts[:-1]), *inner]
-        call = Node("operator", "dtorch::fused",
-                    [kernel, self.inputs, Scalars(number.value for number in self.numbers), Ints()],
+        name, *others = self._called()
+        numbers = Scalars(number.value for number in self.numbers)
+        call = Node("operator", name, [kernel, self.inputs, numbers, *others],
                     outputs=list(self.outputs), returns=[list(self.outputs)], site=last.site,
                     stands_for=tuple(part.node for part in group.parts))  # fmt: skip
         for value in self.outputs:

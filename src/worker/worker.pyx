@@ -336,7 +336,7 @@ cdef extern from "worker/fused.h" namespace "dtorch":
         pass
     cppclass FusedKernel:
         vector[ScalarType] inputs, numbers, outputs
-        vector[Extent] extents
+        vector[Extent] extents, output_extents
     void c_load_fused_kernel "dtorch::load_fused_kernel"(
         int64_t, const string&, FusedKernel) except +
 
@@ -344,8 +344,8 @@ cdef extern from "worker/fused.h" namespace "dtorch":
 def load_fused_kernel(int64_t number, str path, inputs, numbers, outputs):
     """Make a kernel known to the operator dtorch::fused.
 
-    path: of its library. inputs: (number of the dtype, number of its extent) of each. numbers,
-    outputs: numbers of dtypes. Raises RuntimeError for a library that can't be loaded.
+    path: of its library. inputs, outputs: (number of the dtype, number of its extent) of each.
+    numbers: numbers of dtypes. Raises RuntimeError for a library that can't be loaded.
     """
     cdef FusedKernel kernel
     for dtype, extent in inputs:
@@ -353,8 +353,9 @@ def load_fused_kernel(int64_t number, str path, inputs, numbers, outputs):
         kernel.extents.push_back(<Extent><int>extent)
     for dtype in numbers:
         kernel.numbers.push_back(<ScalarType><int>dtype)
-    for dtype in outputs:
+    for dtype, extent in outputs:
         kernel.outputs.push_back(<ScalarType><int>dtype)
+        kernel.output_extents.push_back(<Extent><int>extent)
     c_load_fused_kernel(number, path.encode(), kernel)
 
 

@@ -42,8 +42,34 @@ def _(a, b, c):
 register_lowering(torch.ops.dtorch_fusion.multiply_add, broadcast=True)(
     make_pointwise(lambda a, b, c: ops.fma(a, b, c))
 )
-CppOverrides.fma = staticmethod(lambda a, b, c: f"std::fma({a}, {b}, {c})")
-CppVecOverrides.fma = staticmethod(lambda a, b, c: f"at::vec::fmadd({a}, {b}, {c})")
+
+
+def _overrides(function):
+    """Inductor's operator in C++ by the function of that name; it goes from one to the other so."""
+
+    def fma(a, b, c):
+        return f"{function}({a}, {b}, {c})"
+
+    return staticmethod(fma)
+
+
+CppOverrides.fma, CppVecOverrides.fma = _overrides("std::fma"), _overrides("at::vec::fmadd")
+
+
+def lowered(function, examples, bits):
+    """Inductor's wrapper code for a function of tensors; (code, its arguments as traced, their
+    names)."""
+    traced = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="symbolic")
+    module = traced(*examples)
+    examples = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    mode = examples[0].fake_mode
+    lowering = GraphLowering(module, example_inputs=examples, shape_env=mode.shape_env)
+    with (config.patch({"cpp.simdlen": bits}), V.set_debug_handler(DebugContext()),
+          V.set_graph_handler(lowering), V.set_fake_mode(mode),
+          V.set_extern_kernel_nodes([])):  # fmt: skip
+        lowering.run(*examples)
+        code = lowering.codegen()[0]
+    return getattr(code, "value", code), examples, list(lowering.graph_input_names)
 
 
 def _inductors(spec, bits):
@@ -59,20 +85,11 @@ def _inductors(spec, bits):
     def function(*arguments):
         return evaluate(spec, arguments[: len(inputs)], arguments[len(inputs) :], formula)
 
-    traced = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="symbolic")
-    module = traced(*inputs, *numbers)
-    examples = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    mode = examples[0].fake_mode
-    lowering = GraphLowering(module, example_inputs=examples, shape_env=mode.shape_env)
-    with (config.patch({"cpp.simdlen": bits}), V.set_debug_handler(DebugContext()),
-          V.set_graph_handler(lowering), V.set_fake_mode(mode),
-          V.set_extern_kernel_nodes([])):  # fmt: skip
-        lowering.run(*examples)
-        code = lowering.codegen()[0]
-    return getattr(code, "value", code), list(lowering.graph_input_names)
+    code, _, names = lowered(function, [*inputs, *numbers], bits)
+    return code, names
 
 
-def _called(tree):
+def called_kernels(tree):
     """({kernel: (argument types, source)}, calls as (kernel, arguments), returned names)."""
     kernels, calls, returned = {}, [], []
     for node in ast.walk(tree):
@@ -97,7 +114,7 @@ def _function(spec, bits, name, change=lambda source: source):
     change: of inductor's functions, each `void kernel(...)`.
     """
     code, arguments = _inductors(spec, bits)
-    kernels, calls, returned = _called(ast.parse(code))
+    kernels, calls, returned = called_kernels(ast.parse(code))
     if not calls or len(set(returned)) != len(returned) or set(returned) & set(arguments):
         raise ValueError(f"inductor's code is of another form than expected:\n{code}")
     places = {argument: at for at, argument in enumerate([*arguments, *returned])}
@@ -106,9 +123,7 @@ def _function(spec, bits, name, change=lambda source: source):
     sources, lines = [], []
     for number, (kernel, given) in enumerate(calls):
         types, source = kernels[kernel]
-        source, count = re.subn(r'extern "C"\s+void\s+kernel\(', "static void kernel(", source)
-        if count != 1:
-            raise ValueError(f"inductor's kernel is of another form than expected:\n{source}")
+        source = as_static(source)
         _check_loops(spec, source, [places.get(argument) for argument in given])
         sources.append(change(source).replace("void kernel(", f"void {name}_{number}("))
         passed = []
@@ -124,6 +139,14 @@ def _function(spec, bits, name, change=lambda source: source):
         lines.append(f"  {name}_{number}({', '.join(passed)});")
     lines = [f"static void {name}(void** pointers, int64_t begin, int64_t end) {{", *lines, "}"]
     return "\n".join([*sources, *lines])
+
+
+def as_static(source):
+    """Inductor's function as one that only the file sees, `static void kernel(...)`."""
+    source, count = re.subn(r'extern "C"\s+void\s+kernel\(', "static void kernel(", source)
+    if count != 1:
+        raise ValueError(f"inductor's kernel is of another form than expected:\n{source}")
+    return source
 
 
 def _check_loops(spec, source, given):
