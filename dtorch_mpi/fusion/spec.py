@@ -9,8 +9,9 @@ all, "spread" where it is broadcast to their sizes. A kernel that reduces rows (
 names its outputs' "extents" too: "column" where there is one element for each row, "reduced" where
 that has fewer dims; an input may be a "column" or a "row", one element for each column.
 
-An argument is ["input", i], ["number", i], ["node", i], or None for one left out. computes_in: the
-one floating dtype in it, or None. writes: outputs that are written over an input. Nothing in it
+An argument is ["input", i], ["number", i], ["node", i], or None for one left out; of aten::full the
+number, its dtype, and an input of the same size if it has one. computes_in: the one floating dtype
+in it, or None. writes: outputs that are written over an input. Nothing in it
 depends on sizes or on the numbers' values: one kernel serves every shape and every worker's part.
 """
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ..fusion.compiler.expressions import EXPRESSIONS
+from ..fusion.compiler.expressions import EXPRESSIONS, FILL, NUMBERS
 from ..fusion.spec import name_of
 from .facts import is_pure
 from .graph import Node, Value
@@ -14,14 +14,28 @@ LEAST_ELEMENTS = 1 << 14
 MOST_NODES = 64
 
 
+# Operator that makes a tensor of one number -> that number, or None and which argument it is; then
+# which argument the sizes are, and which one is a tensor of these sizes.
+FILLS = {
+    "aten::full": (None, 1, 0, None), "aten::full_like": (None, 1, None, 0),
+    "aten::new_full": (None, 2, 1, None), "aten::zeros": (0, None, 0, None),
+    "aten::zeros_like": (0, None, None, 0), "aten::new_zeros": (0, None, 1, None),
+    "aten::ones": (1, None, 0, None), "aten::ones_like": (1, None, None, 0),
+    "aten::new_ones": (1, None, 1, None),
+}  # fmt: skip
+
+
 @dataclass
 class Part:
-    """An operator that a kernel can do. arguments: values, Numbers, None."""
+    """An operator that a kernel can do. name: of it in the kernel. arguments: values, Numbers,
+    None, names of dtypes. sizes: an operator's argument that says the output's."""
 
     node: Node
+    name: str
     arguments: list
     output: Value
     computes_in: object  # a floating dtype, or None
+    sizes: object = None
 
 
 @dataclass(eq=False)
@@ -50,6 +64,8 @@ def _plain(argument, schema):
 def part_of(node, least=LEAST_ELEMENTS):
     """A node as a part of a kernel; None if it can't be one, or makes fewer elements than `least`.
     """
+    if node.name in FILLS:
+        return _fill_of(node, least)
     expression = EXPRESSIONS.get(node.name) if node.kind == "operator" else None
     if expression is None or not is_pure(node) or len(node.outputs) != 1:
         return None
@@ -91,7 +107,28 @@ def part_of(node, least=LEAST_ELEMENTS):
         argument if argument is None or isinstance(argument, Value) else Number(argument, dtype)
         for argument in arguments
     ]
-    return Part(node, arguments, output, dtype if dtype.is_floating_point else None)
+    return Part(node, node.name, arguments, output, dtype if dtype.is_floating_point else None)
+
+
+def _fill_of(node, least):
+    output = node.outputs[0] if is_pure(node) else None
+    if output is None or output.dtype not in NUMBERS or math.prod(output.sizes) < least:
+        return None
+    number, place, sizes, model = FILLS[node.name]
+    if number is None:
+        number = _plain(node.arguments[place], node.overload()._schema.arguments[place])
+    dtype = output.dtype
+    if number is None or isinstance(number, float) and not dtype.is_floating_point:
+        return None
+    arguments = [Number(number, dtype), name_of(dtype)]
+    if model is not None:
+        arguments.append(node.arguments[model])
+        if extent_of(arguments[-1], output) != "whole":
+            return None
+    if not output.sizes or not is_contiguous(output):
+        return None
+    return Part(node, FILL, arguments, output, dtype if dtype.is_floating_point else None,
+                None if sizes is None else node.arguments[sizes])  # fmt: skip
 
 
 def extent_of(value, output):
@@ -259,8 +296,8 @@ class Fused:
                 if isinstance(argument, Number):
                     given.append(["number", len(self.numbers)])
                     self.numbers.append(argument)
-                elif argument is None:
-                    given.append(None)
+                elif argument is None or isinstance(argument, str):
+                    given.append(argument)
                 elif id(argument) in made:
                     given.append(["node", made[id(argument)]])
                 else:
@@ -268,7 +305,7 @@ class Fused:
                         inputs[id(argument)] = len(self.inputs)
                         self.inputs.append(argument)
                     given.append(["input", inputs[id(argument)]])
-            nodes.append([part.node.name, given])
+            nodes.append([part.name, given])
             made[id(part.output)] = at
         computes_in = self.group.computes_in
         return {
@@ -283,7 +320,8 @@ class Fused:
 
     def _called(self):
         """(operator, its arguments behind those that all have)."""
-        return "dtorch::fused", Ints()
+        sizes = [part.sizes for part in self.group.parts if part.sizes is not None]
+        return "dtorch::fused", sizes[0] if sizes else Ints()
 
     def put(self, kernel):
         """Have the kernel of this number do what the group's nodes do."""

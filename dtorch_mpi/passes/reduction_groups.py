@@ -11,6 +11,7 @@ from . import pointwise_groups
 from .facts import SHARD, is_pure
 from .graph import Value
 from .pointwise_groups import (
+    FILLS,
     LEAST_ELEMENTS,
     MOST_NODES,
     Fused,
@@ -31,16 +32,16 @@ class Reduction(Part):
     """An operator that needs all columns of a row. dims: how many last dims make a row. whole: a
     value of them. extent: of its output, as fusion/spec.py has it."""
 
-    dims: int
-    whole: Value
-    extent: str
+    dims: int = 0
+    whole: Value | None = None
+    extent: str = ""
 
 
 def part_of(node):
     """A node as a part of such a kernel; None if it can't be one."""
     if node.name in REDUCTIONS:
         return _reduction_of(node)
-    return pointwise_groups.part_of(node, least=1)
+    return None if node.name in FILLS else pointwise_groups.part_of(node, least=1)
 
 
 def _reduction_of(node):
@@ -72,7 +73,7 @@ def _reduction_of(node):
     rows = math.prod(whole.sizes[: dims[0]])
     if not 1 < columns <= MOST_COLUMNS or rows < LEAST_ROWS or _is_cut(whole, dims[0]):
         return None
-    return Reduction(node, values, output, whole.dtype, len(dims), whole, extent)
+    return Reduction(node, node.name, values, output, whole.dtype, None, len(dims), whole, extent)
 
 
 def _layout(value):

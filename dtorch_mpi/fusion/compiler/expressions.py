@@ -141,6 +141,10 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
         )
 
 
+# Makes a tensor of one number, of its arguments' dtype; the size is the kernel's own.
+FILL = "aten::full"
+
+
 def evaluate(spec, inputs, numbers, call):
     """The outputs of a fused kernel, by its description (see dtorch_mpi/fusion/spec.py).
 

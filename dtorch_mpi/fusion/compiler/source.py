@@ -5,7 +5,7 @@ import re
 
 import torch
 import torch._inductor.config as config
-from expressions import EXPRESSIONS, evaluate
+from expressions import EXPRESSIONS, FILL, evaluate
 from stages import VECTOR_FUNCTIONS, dtypes_of_nodes, split
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.debug import DebugContext
@@ -78,15 +78,21 @@ def _inductors(spec, bits):
               for dtype, extent in spec["inputs"]]  # fmt: skip
     numbers = [torch.zeros((), dtype=getattr(torch, dtype)) for dtype in spec["numbers"]]
 
-    def formula(name, given):
-        expression = EXPRESSIONS[name]
-        return ((bits == 1 and expression.one_by_one) or expression.formula)(*given)
-
     def function(*arguments):
+        *arguments, model = arguments
+
+        def formula(name, given):
+            if name == FILL:
+                # A number as often as there are elements: what follows is worked out for each.
+                return given[0].expand(model.shape).clone()
+            expression = EXPRESSIONS[name]
+            return ((bits == 1 and expression.one_by_one) or expression.formula)(*given)
+
         return evaluate(spec, arguments[: len(inputs)], arguments[len(inputs) :], formula)
 
-    code, _, names = lowered(function, [*inputs, *numbers], bits)
-    return code, names
+    # The last one says nothing but how many elements there are.
+    code, _, names = lowered(function, [*inputs, *numbers, torch.zeros(64)], bits)
+    return code, names[:-1]
 
 
 def called_kernels(tree):

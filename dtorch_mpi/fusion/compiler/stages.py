@@ -4,6 +4,8 @@ Between them lie stages that inductor compiles. All run over one block of elemen
 and what passes from one to the next stays in the cache.
 """
 
+from functools import partial
+
 import torch
 from expressions import evaluate
 from verification import called
@@ -27,7 +29,7 @@ def dtypes_of_nodes(spec):
               for dtype, extent in spec["inputs"]]  # fmt: skip
     numbers = [1 for _ in spec["numbers"]]
     everything = spec | {"outputs": range(len(spec["nodes"]))}
-    made = evaluate(everything, inputs, numbers, called)
+    made = evaluate(everything, inputs, numbers, partial(called, sizes=(2,)))
     return [str(tensor.dtype).removeprefix("torch.") for tensor in made]
 
 

@@ -2,9 +2,10 @@
 
 import ctypes
 import math
+from functools import partial
 
 import torch
-from expressions import evaluate
+from expressions import FILL, evaluate
 
 SIZES = ((1, 1, 1), (1, 5, 1), (1, 1, 17), (1, 31, 1), (1, 1, 47), (1021, 1, 1), (16, 4, 64),
          (3, 5, 7), (5, 2, 19), (2, 130, 33))  # fmt: skip
@@ -25,8 +26,12 @@ def _tensor(dtype, length, random):
     return torch.where(torch.rand(length, generator=random) < 0.15, chosen, made)
 
 
-def called(name, arguments):
-    """The operator itself, on Python numbers where its schema has them."""
+def called(name, arguments, sizes=()):
+    """The operator itself, on Python numbers where its schema has them. sizes: of a tensor that is
+    made of a number."""
+    if name == FILL:
+        number, dtype, *_ = arguments
+        return torch.full(sizes, number, dtype=getattr(torch, dtype))
     packet, _, overload = name.removeprefix("aten::").partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     positional, named = [], {}
@@ -75,7 +80,7 @@ def verify(spec, path):
     for case, sizes in enumerate(SIZES):
         made = [_input(dtype, extent, sizes, case + place, random)
                 for place, (dtype, extent) in enumerate(spec["inputs"])]  # fmt: skip
-        inputs, broadcast, spreads = map(list, zip(*made, strict=True))
+        inputs, broadcast, spreads = ([entry[i] for entry in made] for i in range(3))
         numbers = []
         for place, dtype in enumerate(spec["numbers"]):
             number = NUMBERS[(3 * case + place) % len(NUMBERS)]
@@ -83,7 +88,7 @@ def verify(spec, path):
         for name, given in spec["nodes"]:
             if name in ("aten::add.Tensor", "aten::sub.Tensor") and not _is_whole(spec, given[1]):
                 numbers[given[2][1]] = 1  # see expressions.py
-        expected = evaluate(spec, broadcast, numbers, called)
+        expected = evaluate(spec, broadcast, numbers, partial(called, sizes=sizes))
         expected = [tensor.contiguous() for tensor in expected]
         writes = dict(spec["writes"])
         found = [inputs[writes[place]] if place in writes else torch.empty_like(tensor)
