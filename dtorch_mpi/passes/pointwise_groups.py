@@ -53,7 +53,7 @@ def is_contiguous(value):
     return True
 
 
-def _plain(argument, schema):
+def plain_number(argument, schema):
     """A number, if that is what an argument is."""
     number = argument.number if isinstance(argument, ScalarTensor) else argument
     of_operator = isinstance(argument, ScalarTensor) or str(schema.real_type) in ("number", "float")
@@ -89,7 +89,7 @@ def part_of(node, least=LEAST_ELEMENTS):
         elif argument is None:
             arguments.append(None)
         else:
-            number = _plain(argument, described)
+            number = plain_number(argument, described)
             if number is None:
                 return None
             numbers.append(number)
@@ -116,7 +116,7 @@ def _fill_of(node, least):
         return None
     number, place, sizes, model = FILLS[node.name]
     if number is None:
-        number = _plain(node.arguments[place], node.overload()._schema.arguments[place])
+        number = plain_number(node.arguments[place], node.overload()._schema.arguments[place])
     dtype = output.dtype
     if number is None or isinstance(number, float) and not dtype.is_floating_point:
         return None
@@ -262,10 +262,10 @@ def put_in_place(graph, group, call, gone):
     freed after it."""
     graph.replace(group.parts[-1].node, call)
     graph.remove(*gone)
-    gone = set(map(id, gone))
-    late = set(map(id, graph.nodes[graph.nodes.index(call) :]))
+    # Others may have gone with another group's values.
+    early = set(map(id, graph.nodes[: graph.nodes.index(call)]))
     for free in group.frees:
-        if id(free) not in gone and id(free) not in late:
+        if id(free) in early:
             graph.move_after(free, call)
 
 
