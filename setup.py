@@ -112,7 +112,10 @@ extensions = [
     # No contraction into fused multiply-adds: machines must give the same bits.
     extension("_random", sources("random"),
               compile_flags=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]),
-    extension("_worker", sources("worker"), links=["_core", "_sharding", "_random"]),
+    # Without it ATen's parallel_for, which is a header's, has one thread. Not linked: the symbols
+    # are those of the OpenMP that LibTorch itself has loaded.
+    extension("_worker", sources("worker"), compile_flags=["-fopenmp"],
+              links=["_core", "_sharding", "_random"]),
 ]
 mpi = mpi_flags()
 if mpi is not None:

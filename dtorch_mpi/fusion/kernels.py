@@ -1,6 +1,7 @@
 """The fused kernels of this process: from a folder on disk, which other jobs may share."""
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ import torch
 from .. import _worker
 from ..kernels.registry import dtype_number, kernel
 from .compile_process import PROGRAM, CompileProcess
-from .spec import dtypes_of, number_of
+from .spec import EXTENTS, dtypes_of, number_of
 
 MAKING, READY, FAILED = range(3)
 MOST_SECONDS = 600  # for a kernel to be there
@@ -101,10 +102,12 @@ class Kernels:
         if not _is_whole(path):
             return False
         spec = json.loads(text)
-        inputs = [(dtype_number(getattr(torch, name)), long) for name, long in spec["inputs"]]
-        numbers, outputs = (
-            list(map(dtype_number, dtypes_of(names))) for names in (spec["numbers"], spec["dtypes"])
+        made = zip(spec["dtypes"], spec.get("extents", itertools.repeat("whole")), strict=False)
+        inputs, outputs = (
+            [(dtype_number(getattr(torch, name)), EXTENTS.index(extent)) for name, extent in found]
+            for found in (spec["inputs"], made)
         )
+        numbers = list(map(dtype_number, dtypes_of(spec["numbers"])))
         try:
             _worker.load_fused_kernel(number_of(text), str(path), inputs, numbers, outputs)
         except RuntimeError:

@@ -1,19 +1,27 @@
 """The description of a fused kernel: plain data, by which it is known, cached and compiled.
 
-    {"inputs": [[dtype, long], ...], "numbers": [dtype, ...], "nodes": [[operator, arguments], ...],
-     "outputs": [node, ...], "computes_in": dtype, "dtypes": [dtype of an output, ...],
-     "writes": [[output, input], ...]}
+    {"inputs": [[dtype, extent], ...], "numbers": [dtype, ...],
+     "nodes": [[operator, arguments], ...], "outputs": [node, ...], "computes_in": dtype,
+     "dtypes": [dtype of an output, ...], "writes": [[output, input], ...]}
 
-long: whether the input has as many elements as the outputs; else it has one. An argument is
-["input", i], ["number", i], ["node", i], or None for one left out. computes_in: the one floating
-dtype in it, or None. writes: outputs that are written over an input. Nothing in it depends on sizes
-or on the numbers' values: one kernel serves every shape and every worker's part.
+extent: "whole" where the input has an element for each of the outputs', "one" where it has one for
+all, "spread" where it is broadcast to their sizes. A kernel that reduces rows (of the last dims)
+names its outputs' "extents" too: "column" where there is one element for each row, "reduced" where
+that has fewer dims; an input may be a "column" or a "row", one element for each column.
+
+An argument is ["input", i], ["number", i], ["node", i], or None for one left out; of aten::full the
+number, its dtype, and an input of the same size if it has one. computes_in: the one floating dtype
+in it, or None. writes: outputs that are written over an input. Nothing in it
+depends on sizes or on the numbers' values: one kernel serves every shape and every worker's part.
 """
 
 import hashlib
 import json
 
 import torch
+
+# In the order of src/worker/fused.h.
+EXTENTS = ("whole", "one", "spread", "row", "column", "reduced")
 
 
 def packed(spec):

@@ -1,23 +1,36 @@
-"""Has chains of pointwise operators done by one kernel each, once it is compiled."""
+"""Has chains of pointwise operators and reductions done by one kernel each, once it is compiled."""
 
 from ..fusion.spec import number_of, packed
-from . import graph_pass, list_groups, pointwise_groups
+from . import graph_pass, list_groups, pointwise_groups, reduction_groups
 
 
 @graph_pass
 def fusion(graph):
-    """Put one call in the place of connected pointwise operators on tensors of one shape, and of
-    those in a row on lists of tensors, as optimizers issue them.
+    """Put one call in the place of connected pointwise operators on tensors of one shape, with
+    reductions of their last dims, and of those in a row on lists of tensors or in place, as
+    optimizers issue them.
 
-    What only they need is never written to memory. The bits are the same: see fusion/compiler. A
-    kernel that workers don't have yet is asked for, and the window stays as it is until then.
+    What only they need is never written to memory. The bits are the same, but for sums within a
+    row: see fusion/compiler. A kernel that workers don't have yet is asked for, and the window
+    stays as it is until then.
     """
     if graph.kernels is None:
         return
-    found = [pointwise_groups.Fused(graph, group) for group in pointwise_groups.find(graph)]
-    found += [list_groups.FusedLists(graph, group) for group in list_groups.find(graph)]
-    for fused in found:
-        if fused.spec is not None:
-            text = packed(fused.spec)
-            if graph.kernels.are_there(text):
-                fused.put(number_of(text))
+    left_out = set()
+
+    def use(fused):
+        text = packed(fused.spec)
+        if graph.kernels.are_there(text):
+            fused.put(number_of(text))
+        elif not graph.kernels.are_settled([text]):
+            left_out.update(id(part.node) for part in fused.group.parts)
+
+    # What is in several kinds of group goes to the first.
+    for group in reduction_groups.find(graph):
+        use(reduction_groups.FusedRows(graph, group))
+    for group in list_groups.find(graph):
+        fused = list_groups.FusedLists(graph, group)
+        if fused.spec is not None and left_out.isdisjoint(id(part.node) for part in group.parts):
+            use(fused)
+    for group in pointwise_groups.find(graph, left_out=left_out):
+        use(pointwise_groups.Fused(graph, group))

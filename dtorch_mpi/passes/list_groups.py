@@ -1,11 +1,20 @@
-"""Which operators over lists of tensors can run as one kernel: an optimizer's step, above all."""
+"""Which operators over lists of tensors, or in place on one, can run as one kernel: an optimizer's
+step, above all.
+"""
 
 import math
 
 from ..fusion.compiler.expressions import EXPRESSIONS
 from ..fusion.spec import name_of
+from .facts import is_pure
 from .graph import Node, Value
-from .pointwise_groups import LEAST_ELEMENTS, Number, is_contiguous, put_in_place
+from .pointwise_groups import (
+    LEAST_ELEMENTS,
+    Number,
+    is_contiguous,
+    plain_number,
+    put_in_place,
+)
 from .records import Bools, Scalars
 
 PREFIX = "aten::_foreach_"
@@ -35,8 +44,40 @@ class ListPart:
 
 
 def _as_part(node):
-    if node.kind != "operator" or not node.name.startswith(PREFIX):
+    if node.kind != "operator":
         return None
+    return _of_lists(node) if node.name.startswith(PREFIX) else _of_one(node)
+
+
+def _of_one(node):
+    """An operator on single tensors, as lists of one."""
+    packet, dot, overload = node.name.partition(".")
+    name = packet.removesuffix("_") + dot + overload
+    expression = EXPRESSIONS.get(name)
+    if expression is None or expression.masks or expression.result is not None:
+        return None
+    is_in_place = packet.endswith("_")
+    target = node.arguments[:1] if is_in_place else node.outputs
+    if not (node.written == target and not node.outputs if is_in_place else is_pure(node)):
+        return None
+    if len(target) != 1 or target[0].dtype not in expression.dtypes:
+        return None
+    dtype = target[0].dtype
+    if not dtype.is_floating_point or math.prod(target[0].sizes) < LEAST_ELEMENTS:
+        return None
+    arguments = []
+    for argument, schema in zip(node.arguments, node.overload()._schema.arguments, strict=True):
+        number = None if isinstance(argument, Value) else plain_number(argument, schema)
+        if number is None and not isinstance(argument, Value):
+            return None
+        arguments.append([argument] if number is None else Number(number, dtype))
+    values = [argument[0] for argument in arguments if not isinstance(argument, Number)]
+    if not _alike([*target, *values], dtype):
+        return None
+    return ListPart(node, name, arguments, target, is_in_place)
+
+
+def _of_lists(node):
     packet, dot, overload = node.name.removeprefix(PREFIX).partition(".")
     is_in_place = packet.endswith("_")
     found = ELEMENTWISE.get(packet.removesuffix("_") + dot + overload)
@@ -85,12 +126,24 @@ def _alike(values, dtype):
     )
 
 
+def _values(part):
+    """Ids of the values of a part of single tensors."""
+    lists = [argument for argument in part.arguments if not isinstance(argument, Number)]
+    return {id(value) for values in (*lists, part.target) for value in values}
+
+
 class ListGroup:
     """Parts in a row, with nothing but frees between."""
 
     def __init__(self):
         self.parts = []
         self.frees = []  # in its midst
+
+    def goes_on_with(self, part):
+        """Whether a part belongs here; of single tensors, only one that has to do with these."""
+        if not self.parts or len(self.parts[0].target) != len(part.target):
+            return not self.parts
+        return len(part.target) > 1 or any(_values(part) & _values(other) for other in self.parts)
 
     def find_lists(self):
         """(lists written, lists only read, lists made), each once; None if they overlap."""
@@ -128,7 +181,7 @@ def find(graph):
     for node in graph.nodes:
         part = _as_part(node)
         if part is not None:
-            if group.parts and len(group.parts[0].target) != len(part.target):
+            if not group.goes_on_with(part):
                 end()
             group.parts.append(part)
         elif node.kind != "free" or not node.arguments[0].is_temporary:
@@ -143,7 +196,7 @@ class FusedLists:
     """A group as a kernel; `spec` is None where it can't be one."""
 
     def __init__(self, graph, group):
-        self._graph, self._group = graph, group
+        self._graph, self.group = graph, group
         self.spec = None
         lists = group.find_lists()
         if lists is None:
@@ -165,7 +218,7 @@ class FusedLists:
         inputs = [*self.written, *self.read]
         current = {tuple(map(id, values)): ["input", at] for at, values in enumerate(inputs)}
         nodes = []
-        for at, part in enumerate(self._group.parts):
+        for at, part in enumerate(self.group.parts):
             given = []
             for argument in part.arguments:
                 if isinstance(argument, Number):
@@ -178,7 +231,7 @@ class FusedLists:
         dtype = name_of(inputs[0][0].dtype)
         outputs = [current[tuple(map(id, values))][1] for values in self.written]
         return {
-            "inputs": [[dtype, True] for _ in inputs],
+            "inputs": [[dtype, "whole"] for _ in inputs],
             "numbers": [dtype for _ in self.numbers],
             "nodes": nodes,
             "outputs": outputs,
@@ -189,7 +242,7 @@ class FusedLists:
 
     def put(self, kernel):
         """Have the kernel of this number do what the group's nodes do."""
-        graph, group = self._graph, self._group
+        graph, group = self._graph, self.group
         last = group.parts[-1].node
         listed = [isinstance(number.value, Scalars) for number in self.numbers]
         numbers = [n for number, each in zip(self.numbers, listed, strict=True)

@@ -3,25 +3,39 @@
 import math
 from dataclasses import dataclass
 
-from ..fusion.compiler.expressions import EXPRESSIONS
+from ..fusion.compiler.expressions import EXPRESSIONS, FILL, NUMBERS
 from ..fusion.spec import name_of
 from .facts import is_pure
 from .graph import Node, Value
-from .records import Scalars, ScalarTensor
+from .records import Ints, Scalars, ScalarTensor
 
 # Of a tensor over all workers: less is over before it matters.
 LEAST_ELEMENTS = 1 << 14
 MOST_NODES = 64
 
 
+# Operator that makes a tensor of one number -> that number, or None and which argument it is; then
+# which argument the sizes are, and which one is a tensor of these sizes.
+FILLS = {
+    "aten::full": (None, 1, 0, None), "aten::full_like": (None, 1, None, 0),
+    "aten::new_full": (None, 2, 1, None), "aten::zeros": (0, None, 0, None),
+    "aten::zeros_like": (0, None, None, 0), "aten::new_zeros": (0, None, 1, None),
+    "aten::ones": (1, None, 0, None), "aten::ones_like": (1, None, None, 0),
+    "aten::new_ones": (1, None, 1, None),
+}  # fmt: skip
+
+
 @dataclass
 class Part:
-    """An operator that a kernel can do. arguments: values, Numbers, None."""
+    """An operator that a kernel can do. name: of it in the kernel. arguments: values, Numbers,
+    None, names of dtypes. sizes: an operator's argument that says the output's."""
 
     node: Node
+    name: str
     arguments: list
     output: Value
     computes_in: object  # a floating dtype, or None
+    sizes: object = None
 
 
 @dataclass(eq=False)
@@ -39,7 +53,7 @@ def is_contiguous(value):
     return True
 
 
-def _plain(argument, schema):
+def plain_number(argument, schema):
     """A number, if that is what an argument is."""
     number = argument.number if isinstance(argument, ScalarTensor) else argument
     of_operator = isinstance(argument, ScalarTensor) or str(schema.real_type) in ("number", "float")
@@ -47,21 +61,25 @@ def _plain(argument, schema):
     return number if of_operator and is_number else None
 
 
-def part_of(node):
-    """A node as a part of a kernel; None if it can't be one."""
+def part_of(node, least=LEAST_ELEMENTS):
+    """A node as a part of a kernel; None if it can't be one, or makes fewer elements than `least`.
+    """
+    if node.name in FILLS:
+        return _fill_of(node, least)
     expression = EXPRESSIONS.get(node.name) if node.kind == "operator" else None
     if expression is None or not is_pure(node) or len(node.outputs) != 1:
         return None
     output = node.outputs[0]
     if output.dtype is None or output.base is not output or not output.sizes:
         return None
-    if math.prod(output.sizes) < LEAST_ELEMENTS or not is_contiguous(output):
+    if math.prod(output.sizes) < least or not is_contiguous(output):
         return None
     schema = node.overload()._schema.arguments
     dtypes, numbers, arguments = set(), [], []
     for place, (argument, described) in enumerate(zip(node.arguments, schema, strict=True)):
         if isinstance(argument, Value):
-            if not _fits(argument, output):
+            extent = extent_of(argument, output)
+            if extent is None or extent == "spread" and not expression.broadcasts:
                 return None
             if place not in expression.masks:
                 dtypes.add(argument.dtype)
@@ -71,7 +89,7 @@ def part_of(node):
         elif argument is None:
             arguments.append(None)
         else:
-            number = _plain(argument, described)
+            number = plain_number(argument, described)
             if number is None:
                 return None
             numbers.append(number)
@@ -89,17 +107,54 @@ def part_of(node):
         argument if argument is None or isinstance(argument, Value) else Number(argument, dtype)
         for argument in arguments
     ]
-    return Part(node, arguments, output, dtype if dtype.is_floating_point else None)
+    return Part(node, node.name, arguments, output, dtype if dtype.is_floating_point else None)
 
 
-def _fits(value, output):
-    """Whether a value has an element for each of the output's on every worker, or one for all."""
+def _fill_of(node, least):
+    output = node.outputs[0] if is_pure(node) else None
+    if output is None or output.dtype not in NUMBERS or math.prod(output.sizes) < least:
+        return None
+    number, place, sizes, model = FILLS[node.name]
+    if number is None:
+        number = plain_number(node.arguments[place], node.overload()._schema.arguments[place])
+    dtype = output.dtype
+    if number is None or isinstance(number, float) and not dtype.is_floating_point:
+        return None
+    arguments = [Number(number, dtype), name_of(dtype)]
+    if model is not None:
+        arguments.append(node.arguments[model])
+        if extent_of(arguments[-1], output) != "whole":
+            return None
+    if not output.sizes or not is_contiguous(output):
+        return None
+    return Part(node, FILL, arguments, output, dtype if dtype.is_floating_point else None,
+                None if sizes is None else node.arguments[sizes])  # fmt: skip
+
+
+def extent_of(value, output):
+    """Which elements of a value belong to the output's on every worker, as fusion/spec.py has it;
+    None where a kernel can't have it."""
     if value.dtype is None:
-        return False
+        return None
     if value.sizes == ():
-        return True
-    return (value.sizes == output.sizes and (value.sharding or 0) == (output.sharding or 0)
-            and is_contiguous(value))  # fmt: skip
+        return "one"
+    if is_contiguous(value):
+        if value.sizes == output.sizes:
+            return "whole" if (value.sharding or 0) == (output.sharding or 0) else None
+        return "spread" if _is_broadcast(value.sizes, output.sizes) else None
+    # A view that repeats its elements.
+    dims = [dim for dim, stride in enumerate(value.strides) if stride]
+    own = Value(value.number, sizes=[value.sizes[dim] for dim in dims],
+                strides=[value.strides[dim] for dim in dims])  # fmt: skip
+    is_repeated = math.prod(own.sizes) < math.prod(value.sizes)
+    is_spread = is_repeated and is_contiguous(own) and _is_broadcast(value.sizes, output.sizes)
+    return "spread" if is_spread else None
+
+
+def _is_broadcast(sizes, to):
+    return len(sizes) <= len(to) and all(
+        size in (1, whole) for size, whole in zip(reversed(sizes), reversed(to), strict=False)
+    )
 
 
 class Group:
@@ -120,8 +175,11 @@ class Group:
                 self.read[id(value)] = value
         self.computes_in = self.computes_in or part.computes_in
 
+    def extent_of(self, value):
+        return extent_of(value, self.parts[0].output)
+
     def can_take(self, other):
-        return len(self.parts) + len(other.parts) < MOST_NODES and _alike(self, other)
+        return len(self.parts) + len(other.parts) < MOST_NODES and have_one_dtype(self, other)
 
     def take(self, other):
         self.parts += other.parts
@@ -136,7 +194,8 @@ class Group:
     def accepts(self, part):
         output = self.parts[0].output
         return (len(self.parts) < MOST_NODES and output.sizes == part.output.sizes
-                and (output.sharding or 0) == (part.output.sharding or 0) and _alike(self, part))
+                and (output.sharding or 0) == (part.output.sharding or 0)
+                and have_one_dtype(self, part))
 
     def lets_by(self, node):
         """Whether what came before a node may as well run after it."""
@@ -158,11 +217,15 @@ class Group:
         return True
 
 
-def find(graph):
-    """Groups of parts that are worth a kernel, none of them in another."""
+def find(graph, part_of=part_of, begin=lambda part: Group(part), left_out=()):
+    """Groups of parts that are worth a kernel, none of them in another.
+
+    part_of: a node as a part, or None. begin: the group that a part begins, or None. left_out: ids
+    of nodes that are no parts.
+    """
     open_, found = [], []
     for node in graph.nodes:
-        part = part_of(node)
+        part = part_of(node) if id(node) not in left_out else None
         joined = None
         still_open = []
         for group in open_:
@@ -181,8 +244,8 @@ def find(graph):
         open_ = still_open
         if joined is not None:
             joined.add(part)
-        elif part is not None:
-            open_.append(Group(part))
+        elif part is not None and (group := begin(part)) is not None:
+            open_.append(group)
     order = {id(node): at for at, node in enumerate(graph.nodes)}
     worth = [group for group in found + open_ if len(group.parts) > 1]
     for group in worth:
@@ -190,7 +253,7 @@ def find(graph):
     return worth
 
 
-def _alike(one, other):
+def have_one_dtype(one, other):
     return one.computes_in == other.computes_in or None in (one.computes_in, other.computes_in)
 
 
@@ -199,10 +262,10 @@ def put_in_place(graph, group, call, gone):
     freed after it."""
     graph.replace(group.parts[-1].node, call)
     graph.remove(*gone)
-    gone = set(map(id, gone))
-    late = set(map(id, graph.nodes[graph.nodes.index(call) :]))
+    # Others may have gone with another group's values.
+    early = set(map(id, graph.nodes[: graph.nodes.index(call)]))
     for free in group.frees:
-        if id(free) not in gone and id(free) not in late:
+        if id(free) in early:
             graph.move_after(free, call)
 
 
@@ -210,7 +273,7 @@ class Fused:
     """A group as a kernel: what it does, and the call that takes the group's place."""
 
     def __init__(self, graph, group):
-        self._graph, self._group = graph, group
+        self._graph, self.group = graph, group
         members = {id(part.node) for part in group.parts}
         readers = {}
         for node in graph.nodes:
@@ -227,14 +290,14 @@ class Fused:
 
     def _describe(self):
         made, inputs, nodes = {}, {}, []
-        for at, part in enumerate(self._group.parts):
+        for at, part in enumerate(self.group.parts):
             given = []
             for argument in part.arguments:
                 if isinstance(argument, Number):
                     given.append(["number", len(self.numbers)])
                     self.numbers.append(argument)
-                elif argument is None:
-                    given.append(None)
+                elif argument is None or isinstance(argument, str):
+                    given.append(argument)
                 elif id(argument) in made:
                     given.append(["node", made[id(argument)]])
                 else:
@@ -242,11 +305,11 @@ class Fused:
                         inputs[id(argument)] = len(self.inputs)
                         self.inputs.append(argument)
                     given.append(["input", inputs[id(argument)]])
-            nodes.append([part.node.name, given])
+            nodes.append([part.name, given])
             made[id(part.output)] = at
-        computes_in = self._group.computes_in
+        computes_in = self.group.computes_in
         return {
-            "inputs": [[name_of(value.dtype), value.sizes != ()] for value in self.inputs],
+            "inputs": [[name_of(v.dtype), self.group.extent_of(v)] for v in self.inputs],
             "numbers": [name_of(number.dtype) for number in self.numbers],
             "nodes": nodes,
             "outputs": [made[id(value)] for value in self.outputs],
@@ -255,15 +318,21 @@ class Fused:
             "writes": [],
         }
 
+    def _called(self):
+        """(operator, its arguments behind those that all have)."""
+        sizes = [part.sizes for part in self.group.parts if part.sizes is not None]
+        return "dtorch::fused", sizes[0] if sizes else Ints()
+
     def put(self, kernel):
         """Have the kernel of this number do what the group's nodes do."""
-        graph, group = self._graph, self._group
+        graph, group = self._graph, self.group
         last = group.parts[-1].node
         kept = set(map(id, self.outputs))
         inner = [part.output.freed_by for part in group.parts if id(part.output) not in kept]
         gone = [*(part.node for part in group.parts[:-1]), *inner]
-        call = Node("operator", "dtorch::fused",
-                    [kernel, self.inputs, Scalars(number.value for number in self.numbers)],
+        name, *others = self._called()
+        numbers = Scalars(number.value for number in self.numbers)
+        call = Node("operator", name, [kernel, self.inputs, numbers, *others],
                     outputs=list(self.outputs), returns=[list(self.outputs)], site=last.site,
                     stands_for=tuple(part.node for part in group.parts))  # fmt: skip
         for value in self.outputs:

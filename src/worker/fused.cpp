@@ -2,12 +2,14 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
 #include <unordered_map>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
@@ -49,25 +51,58 @@ void put_number(const at::Scalar& number, c10::ScalarType dtype, int64_t* place)
   }
 }
 
-std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers) {
+// Where a tensor that is broadcast to `sizes` has its elements; one that is laid out in another way
+// is copied. The tensor becomes one of these elements.
+Spread spread_over(at::Tensor* tensor, at::IntArrayRef sizes) {
+  const at::Tensor expanded = tensor->expand(sizes);
+  Spread spread;
+  int64_t* factors[] = {&spread.every, &spread.count, &spread.outer_every, &spread.outer_count};
+  size_t at = 0;
+  int64_t stride = 1;
+  for (int64_t dim = expanded.dim() - 1; dim >= 0; --dim) {
+    const int64_t size = expanded.size(dim);
+    if (size == 1) continue;
+    const bool is_own = expanded.stride(dim) != 0;
+    if ((at % 2 == 1) != is_own) ++at;
+    if (at == 4 && !is_own) break;  // the same again and again
+    if (at >= 4 || (is_own && expanded.stride(dim) != stride)) {
+      *tensor = expanded.contiguous();
+      return {1, std::max<int64_t>(tensor->numel(), 1), 1, 1};
+    }
+    *factors[at] *= size;
+    if (is_own) stride *= size;
+  }
+  *tensor = expanded;
+  return spread;
+}
+
+// least: sizes that the outputs have at least, where inputs don't say so.
+std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers,
+                              at::IntArrayRef least) {
   const FusedKernel& kernel = known_kernel(number);
   TORCH_CHECK(inputs.size() == kernel.inputs.size() && numbers.size() == kernel.numbers.size(), "fused kernel ",
               number, " takes ", kernel.inputs.size(), " tensors and ", kernel.numbers.size(), " numbers, got ",
               inputs.size(), " and ", numbers.size());
-  std::vector<at::Tensor> kept(inputs.size());
+  using Extent = FusedKernel::Extent;
+  at::DimVector sizes(least);
+  for (const auto& input : inputs) sizes = at::infer_size_dimvector(sizes, input.sizes());
+  std::vector<at::Tensor> kept(inputs.begin(), inputs.end());
+  std::vector<Spread> spreads;
   std::vector<void*> pointers;
-  const at::Tensor* model = nullptr;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_long = kernel.is_long[i];
-    if (is_long && model == nullptr) model = &inputs[i];
+    const Extent extent = kernel.extents[i];
     TORCH_CHECK(inputs[i].device().is_cpu() && inputs[i].scalar_type() == kernel.inputs[i] &&
-                    (is_long ? inputs[i].sizes() == model->sizes() : inputs[i].numel() == 1),
+                    (extent != Extent::kWhole || inputs[i].sizes() == sizes) &&
+                    (extent != Extent::kOne || inputs[i].numel() == 1),
                 "input ", i, " of fused kernel ", number, " is ", inputs[i].toString(), inputs[i].sizes(),
                 ": expected ", c10::toString(kernel.inputs[i]), " as the others");
-    kept[i] = inputs[i].contiguous();
+    if (extent == Extent::kSpread) {
+      spreads.push_back(spread_over(&kept[i], sizes));
+    } else {
+      kept[i] = inputs[i].contiguous();
+    }
     pointers.push_back(const_cast<void*>(kept[i].const_data_ptr()));
   }
-  TORCH_CHECK(model != nullptr, "a fused kernel takes a tensor at least");
   std::vector<int64_t> values(numbers.size());
   for (size_t i = 0; i < numbers.size(); ++i) {
     put_number(numbers[i], kernel.numbers[i], &values[i]);
@@ -75,17 +110,80 @@ std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRe
   }
   std::vector<at::Tensor> outputs;
   for (const auto dtype : kernel.outputs) {
-    outputs.push_back(at::empty(model->sizes(), model->options().dtype(dtype)));
+    outputs.push_back(at::empty(sizes, at::TensorOptions(dtype)));
     pointers.push_back(outputs.back().data_ptr());
   }
+  for (auto& spread : spreads) pointers.push_back(&spread);
   // In parts as TensorIterator makes them: what is left over at the end of each comes out alike.
-  at::parallel_for(0, model->numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, c10::multiply_integers(sizes), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
     kernel.function(pointers.data(), begin, end);
   });
   return outputs;
 }
 
-// The same for lists of tensors, of which the elements at one place belong together. The kernel's
+// One element for each row, or for each column, of a tensor that is broadcast to `sizes`.
+at::Tensor one_for_each(const at::Tensor& tensor, at::IntArrayRef sizes, int64_t first_column, bool row) {
+  at::Tensor found = tensor.expand(sizes);
+  for (int64_t dim = 0; dim < found.dim(); ++dim) {
+    if ((dim >= first_column) == row) found = found.narrow(dim, 0, 1);
+  }
+  return found.contiguous();
+}
+
+// The last `dims` dims are a row, which a kernel may reduce.
+std::vector<at::Tensor> fused_rows(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers,
+                                   int64_t dims) {
+  const FusedKernel& kernel = known_kernel(number);
+  TORCH_CHECK(kernel.rows_function != nullptr && inputs.size() == kernel.inputs.size() &&
+                  numbers.size() == kernel.numbers.size(),
+              "fused kernel ", number, " got ", inputs.size(), " tensors and ", numbers.size(), " numbers: expected ",
+              kernel.inputs.size(), " and ", kernel.numbers.size(), ", of a kernel that reduces rows");
+  using Extent = FusedKernel::Extent;
+  at::DimVector sizes;
+  for (const auto& input : inputs) sizes = at::infer_size_dimvector(sizes, input.sizes());
+  const int64_t first_column = static_cast<int64_t>(sizes.size()) - dims;
+  TORCH_CHECK(first_column >= 0, "a fused kernel reduces ", dims, " dims of ", sizes);
+  const at::IntArrayRef leading(sizes.data(), first_column);
+  at::DimVector kept(sizes);
+  std::fill(kept.begin() + first_column, kept.end(), 1);
+  std::vector<at::Tensor> outputs;
+  for (size_t i = 0; i < kernel.outputs.size(); ++i) {
+    const Extent extent = kernel.output_extents[i];
+    const at::IntArrayRef own = extent == Extent::kWhole ? sizes : extent == Extent::kColumn ? kept : leading;
+    outputs.push_back(at::empty(own, at::TensorOptions(kernel.outputs[i])));
+  }
+  const int64_t rows = c10::multiply_integers(leading);
+  if (rows == 0) return outputs;
+  const int64_t columns = c10::multiply_integers(sizes) / rows;
+  TORCH_CHECK(columns > 0, "a fused kernel reduces rows without elements");
+  std::vector<at::Tensor> contiguous;
+  std::vector<void*> pointers;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Extent extent = kernel.extents[i];
+    TORCH_CHECK(inputs[i].device().is_cpu() && inputs[i].scalar_type() == kernel.inputs[i] &&
+                    (extent != Extent::kWhole || inputs[i].sizes() == sizes) &&
+                    (extent != Extent::kOne || inputs[i].numel() == 1),
+                "input ", i, " of fused kernel ", number, " is ", inputs[i].toString(), inputs[i].sizes(),
+                ": expected ", c10::toString(kernel.inputs[i]), " as the others");
+    const bool is_one_for_each = extent == Extent::kRow || extent == Extent::kColumn;
+    contiguous.push_back(is_one_for_each ? one_for_each(inputs[i], sizes, first_column, extent == Extent::kColumn)
+                                         : inputs[i].contiguous());
+    pointers.push_back(const_cast<void*>(contiguous.back().const_data_ptr()));
+  }
+  std::vector<int64_t> values(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    put_number(numbers[i], kernel.numbers[i], &values[i]);
+    pointers.push_back(&values[i]);
+  }
+  for (auto& output : outputs) pointers.push_back(output.data_ptr());
+  const int64_t grain = std::max<int64_t>(1, at::internal::GRAIN_SIZE / columns);
+  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    kernel.rows_function(pointers.data(), begin, end, columns);
+  });
+  return outputs;
+}
+
+// A pointwise kernel for lists of tensors, of which the elements at one place belong together. The kernel's
 // first inputs are written to, and are its outputs. listed: by number, whether there is one for
 // each place.
 void fused_lists(int64_t number, int64_t length, at::TensorList written, at::TensorList read,
@@ -130,7 +228,9 @@ TORCH_LIBRARY_FRAGMENT(dtorch, library) {
   library.def("fused_lists(int kernel, int length, Tensor(a!)[] written, Tensor[] read, Scalar[] numbers, "
               "bool[] listed) -> ()",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &fused_lists));
-  library.def("fused(int kernel, Tensor[] inputs, Scalar[] numbers) -> Tensor[]",
+  library.def("fused_rows(int kernel, Tensor[] inputs, Scalar[] numbers, int dims) -> Tensor[]",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &fused_rows));
+  library.def("fused(int kernel, Tensor[] inputs, Scalar[] numbers, int[] sizes) -> Tensor[]",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &fused));
 }
 
@@ -139,11 +239,13 @@ TORCH_LIBRARY_FRAGMENT(dtorch, library) {
 void load_fused_kernel(int64_t number, const std::string& path, FusedKernel kernel) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* function = library == nullptr ? nullptr : dlsym(library, "dtorch_fused");
-  if (function == nullptr) {
+  void* rows_function = library == nullptr ? nullptr : dlsym(library, "dtorch_fused_rows");
+  if (function == nullptr && rows_function == nullptr) {
     const char* error = dlerror();
     throw std::runtime_error("loading " + path + ": " + (error != nullptr ? error : "no dtorch_fused in it"));
   }
   kernel.function = reinterpret_cast<FusedKernel::Function>(function);
+  kernel.rows_function = reinterpret_cast<FusedKernel::RowsFunction>(rows_function);
   auto& kernels = Kernels::get();
   std::unique_lock lock(kernels.mutex);
   auto& place = kernels.by_number[number];

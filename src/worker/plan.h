@@ -245,7 +245,7 @@ inline void note_fused(const WorkerState& state, Region* region) {
       const bool is_use = window.kind(w) == WordKind::kUse || window.kind(w) == WordKind::kUsePayload;
       if (!is_use) {
         made.insert(tensor);
-      } else if ((lists || name == "dtorch::fused") && made.count(tensor) == 0) {
+      } else if ((lists || name == "dtorch::fused" || name == "dtorch::fused_rows") && made.count(tensor) == 0) {
         (lists ? region->written : region->fused).push_back(tensor);
       }
     }

@@ -366,9 +366,11 @@ def clear_timeline():
 cdef extern from "worker/fused.h" namespace "dtorch":
     cppclass ScalarType "c10::ScalarType":
         pass
+    cppclass Extent "dtorch::FusedKernel::Extent":
+        pass
     cppclass FusedKernel:
         vector[ScalarType] inputs, numbers, outputs
-        vector[cbool] is_long
+        vector[Extent] extents, output_extents
     void c_load_fused_kernel "dtorch::load_fused_kernel"(
         int64_t, const string&, FusedKernel) except +
 
@@ -376,18 +378,18 @@ cdef extern from "worker/fused.h" namespace "dtorch":
 def load_fused_kernel(int64_t number, str path, inputs, numbers, outputs):
     """Make a kernel known to the operator dtorch::fused.
 
-    path: of its library. inputs: (number of the dtype, whether it is as long as the outputs) of
-    each. numbers, outputs: numbers of dtypes. Raises RuntimeError for a library that can't be
-    loaded.
+    path: of its library. inputs, outputs: (number of the dtype, number of its extent) of each.
+    numbers: numbers of dtypes. Raises RuntimeError for a library that can't be loaded.
     """
     cdef FusedKernel kernel
-    for dtype, is_long in inputs:
+    for dtype, extent in inputs:
         kernel.inputs.push_back(<ScalarType><int>dtype)
-        kernel.is_long.push_back(is_long)
+        kernel.extents.push_back(<Extent><int>extent)
     for dtype in numbers:
         kernel.numbers.push_back(<ScalarType><int>dtype)
-    for dtype in outputs:
+    for dtype, extent in outputs:
         kernel.outputs.push_back(<ScalarType><int>dtype)
+        kernel.output_extents.push_back(<Extent><int>extent)
     c_load_fused_kernel(number, path.encode(), kernel)
 
 

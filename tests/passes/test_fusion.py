@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -60,6 +61,29 @@ def test_functions_that_are_mkl_s():
     assert count(stages["fusion"], "dtorch::fused") == 1
     assert count(stages["fusion"], "aten::exp") == 0
     assert dt.debug.counters()["failed_kernels"] == 0
+
+
+def seconds_of_threads():
+    """The processor time that each of this process's threads has taken."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    fields = {task.name: (task / "stat").read_text().rpartition(")")[2].split()
+              for task in Path("/proc/self/task").iterdir()}  # fmt: skip
+    return {name: (int(of[11]) + int(of[12])) / ticks for name, of in fields.items()}
+
+
+@pytest.mark.skipif(torch.get_num_threads() == 1, reason="an operator has one thread here")
+def test_a_kernel_runs_on_all_threads_of_an_operator():
+    def program(device, step):
+        return chain(start(device), step)
+
+    stages, _ = rewritten(program, kernels=True)
+    found = re.search(r"dtorch::fused\((\d+), \[[^]]*\], \[([^]]*)\]", stages["fusion"])
+    x, numbers = torch.ones(1_000_000), list(map(float, found[2].split(", ")))
+    before = seconds_of_threads()
+    for _ in range(200):
+        torch.ops.dtorch.fused(int(found[1]), [x], numbers, [])
+    took = {name: seconds - before.get(name, 0.0) for name, seconds in seconds_of_threads().items()}
+    assert sum(seconds > 0.2 * max(took.values()) for seconds in took.values()) > 1, took
 
 
 @pytest.mark.parametrize("why", ["small", "other strides", "written between", "judges its values",

@@ -30,8 +30,14 @@ def _make(path, spec):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             from library import build
-            from source import VECTOR_BITS, written
-            from verification import verify
+            from source import VECTOR_BITS
+
+            if "extents" in spec:
+                from rows import written
+                from verification_of_rows import verify
+            else:
+                from source import written
+                from verification import verify
 
             try:
                 build(written(spec), path, VECTOR_BITS, partial(verify, spec))

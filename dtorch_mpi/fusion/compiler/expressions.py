@@ -27,6 +27,7 @@ class Expression:
     one_by_one: the same for the elements that ATen's loops leave over, where it rounds otherwise
     there. dtypes: of its arguments, all of one; numbers become of it too. masks: arguments that
     are masks (bool) in any case. result: dtype of the result, None for the arguments' own.
+    broadcasts: whether ATen gives the same bits where arguments are broadcast.
     """
 
     formula: object
@@ -34,6 +35,7 @@ class Expression:
     dtypes: tuple = FLOATS
     masks: tuple = ()
     result: torch.dtype | None = None
+    broadcasts: bool = True
 
 
 def multiply_add(a, b, c):
@@ -66,7 +68,8 @@ def _silu_backward(g, x):
 
 
 EXPRESSIONS = {
-    # Where y and k are numbers, and k isn't 1, ATen may round the elements left over otherwise.
+    # Where y has an element for several of x's, and k isn't 1, ATen may round the elements left
+    # over otherwise.
     "aten::add.Tensor": Expression(lambda x, y, k: multiply_add(y, k, x), dtypes=NUMBERS),
     "aten::sub.Tensor": Expression(lambda x, y, k: multiply_add(y, -k, x), dtypes=NUMBERS),
     "aten::rsub.Scalar": Expression(lambda x, y, k: multiply_add(x, -k, y), dtypes=NUMBERS),
@@ -106,8 +109,9 @@ EXPRESSIONS = {
     "aten::silu": Expression(aten.silu),
     "aten::leaky_relu": Expression(lambda x, k: torch.where(x > 0, x, x * k)),
     "aten::hardtanh": Expression(_clamp),
-    "aten::maximum": Expression(torch.maximum, dtypes=NUMBERS),
-    "aten::minimum": Expression(torch.minimum, dtypes=NUMBERS),
+    # Which of two zeros, and how the rest of each row is rounded: both by the loop that is taken.
+    "aten::maximum": Expression(torch.maximum, dtypes=NUMBERS, broadcasts=False),
+    "aten::minimum": Expression(torch.minimum, dtypes=NUMBERS, broadcasts=False),
     "aten::clamp": Expression(_clamp, dtypes=NUMBERS),
     "aten::clamp_min": Expression(torch.maximum, dtypes=NUMBERS),
     "aten::clamp_max": Expression(torch.minimum, dtypes=NUMBERS),
@@ -115,7 +119,7 @@ EXPRESSIONS = {
     "aten::tanh_backward": Expression(
         lambda g, y: g * multiply_add(-y, y, torch.ones_like(y))
     ),
-    "aten::silu_backward": Expression(_silu_backward),
+    "aten::silu_backward": Expression(_silu_backward, broadcasts=False),
     "aten::threshold_backward": Expression(
         lambda g, x, t: torch.where(x <= t, torch.zeros_like(g), g)
     ),
@@ -135,6 +139,10 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
         EXPRESSIONS[f"aten::{_name}.{_overload}"] = Expression(
             getattr(torch, _name), dtypes=NUMBERS, result=torch.bool
         )
+
+
+# Makes a tensor of one number, of its arguments' dtype; the size is the kernel's own.
+FILL = "aten::full"
 
 
 def evaluate(spec, inputs, numbers, call):

@@ -5,7 +5,7 @@ import re
 
 import torch
 import torch._inductor.config as config
-from expressions import EXPRESSIONS, evaluate
+from expressions import EXPRESSIONS, FILL, evaluate
 from stages import VECTOR_FUNCTIONS, dtypes_of_nodes, split
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.debug import DebugContext
@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 VECTOR_BITS = {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
 
 BLOCK = 1024  # elements that go through all stages before the next
+CTYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "bool"}
 INTERLEAVED = 4  # vectors, and more than there are registers for bring little
 
 config.cpp.threads = 1  # the caller cuts the range
@@ -41,25 +42,25 @@ def _(a, b, c):
 register_lowering(torch.ops.dtorch_fusion.multiply_add, broadcast=True)(
     make_pointwise(lambda a, b, c: ops.fma(a, b, c))
 )
-CppOverrides.fma = staticmethod(lambda a, b, c: f"std::fma({a}, {b}, {c})")
-CppVecOverrides.fma = staticmethod(lambda a, b, c: f"at::vec::fmadd({a}, {b}, {c})")
 
 
-def _inductors(spec, bits):
-    """Inductor's wrapper code for a spec; (code, names of its arguments)."""
-    inputs = [torch.zeros((64,) if long else (), dtype=getattr(torch, dtype))
-              for dtype, long in spec["inputs"]]  # fmt: skip
-    numbers = [torch.zeros((), dtype=getattr(torch, dtype)) for dtype in spec["numbers"]]
+def _overrides(function):
+    """Inductor's operator in C++ by the function of that name; it goes from one to the other so."""
 
-    def formula(name, given):
-        expression = EXPRESSIONS[name]
-        return ((bits == 1 and expression.one_by_one) or expression.formula)(*given)
+    def fma(a, b, c):
+        return f"{function}({a}, {b}, {c})"
 
-    def function(*arguments):
-        return evaluate(spec, arguments[: len(inputs)], arguments[len(inputs) :], formula)
+    return staticmethod(fma)
 
+
+CppOverrides.fma, CppVecOverrides.fma = _overrides("std::fma"), _overrides("at::vec::fmadd")
+
+
+def lowered(function, examples, bits):
+    """Inductor's wrapper code for a function of tensors; (code, its arguments as traced, their
+    names)."""
     traced = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="symbolic")
-    module = traced(*inputs, *numbers)
+    module = traced(*examples)
     examples = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     mode = examples[0].fake_mode
     lowering = GraphLowering(module, example_inputs=examples, shape_env=mode.shape_env)
@@ -68,10 +69,33 @@ def _inductors(spec, bits):
           V.set_extern_kernel_nodes([])):  # fmt: skip
         lowering.run(*examples)
         code = lowering.codegen()[0]
-    return getattr(code, "value", code), list(lowering.graph_input_names)
+    return getattr(code, "value", code), examples, list(lowering.graph_input_names)
 
 
-def _called(tree):
+def _inductors(spec, bits):
+    """Inductor's wrapper code for a spec; (code, names of its arguments)."""
+    inputs = [torch.zeros((64,) if extent == "whole" else (), dtype=getattr(torch, dtype))
+              for dtype, extent in spec["inputs"]]  # fmt: skip
+    numbers = [torch.zeros((), dtype=getattr(torch, dtype)) for dtype in spec["numbers"]]
+
+    def function(*arguments):
+        *arguments, model = arguments
+
+        def formula(name, given):
+            if name == FILL:
+                # A number as often as there are elements: what follows is worked out for each.
+                return given[0].expand(model.shape).clone()
+            expression = EXPRESSIONS[name]
+            return ((bits == 1 and expression.one_by_one) or expression.formula)(*given)
+
+        return evaluate(spec, arguments[: len(inputs)], arguments[len(inputs) :], formula)
+
+    # The last one says nothing but how many elements there are.
+    code, _, names = lowered(function, [*inputs, *numbers, torch.zeros(64)], bits)
+    return code, names[:-1]
+
+
+def called_kernels(tree):
     """({kernel: (argument types, source)}, calls as (kernel, arguments), returned names)."""
     kernels, calls, returned = {}, [], []
     for node in ast.walk(tree):
@@ -96,18 +120,16 @@ def _function(spec, bits, name, change=lambda source: source):
     change: of inductor's functions, each `void kernel(...)`.
     """
     code, arguments = _inductors(spec, bits)
-    kernels, calls, returned = _called(ast.parse(code))
+    kernels, calls, returned = called_kernels(ast.parse(code))
     if not calls or len(set(returned)) != len(returned) or set(returned) & set(arguments):
         raise ValueError(f"inductor's code is of another form than expected:\n{code}")
     places = {argument: at for at, argument in enumerate([*arguments, *returned])}
-    long = [long for _, long in spec["inputs"]]
+    long = [extent == "whole" for _, extent in spec["inputs"]]
     long += [False] * len(spec["numbers"]) + [True] * len(returned)
     sources, lines = [], []
     for number, (kernel, given) in enumerate(calls):
         types, source = kernels[kernel]
-        source, count = re.subn(r'extern "C"\s+void\s+kernel\(', "static void kernel(", source)
-        if count != 1:
-            raise ValueError(f"inductor's kernel is of another form than expected:\n{source}")
+        source = as_static(source)
         _check_loops(spec, source, [places.get(argument) for argument in given])
         sources.append(change(source).replace("void kernel(", f"void {name}_{number}("))
         passed = []
@@ -123,6 +145,14 @@ def _function(spec, bits, name, change=lambda source: source):
         lines.append(f"  {name}_{number}({', '.join(passed)});")
     lines = [f"static void {name}(void** pointers, int64_t begin, int64_t end) {{", *lines, "}"]
     return "\n".join([*sources, *lines])
+
+
+def as_static(source):
+    """Inductor's function as one that only the file sees, `static void kernel(...)`."""
+    source, count = re.subn(r'extern "C"\s+void\s+kernel\(', "static void kernel(", source)
+    if count != 1:
+        raise ValueError(f"inductor's kernel is of another form than expected:\n{source}")
+    return source
 
 
 def _check_loops(spec, source, given):
@@ -205,14 +235,14 @@ def _stage(spec, name):
 def written(spec):
     """C++ of a fused kernel: `extern "C" void dtorch_fused(void** pointers, begin, end)`.
 
-    pointers: to inputs, numbers, then outputs.
+    pointers: to inputs, numbers, outputs, then how each input that is spread is.
     """
     stages = split(spec)
     head = 'extern "C" void dtorch_fused(void** pointers, int64_t begin, int64_t end) {'
-    if len(stages) == 1 and not stages[0].functions:
+    if len(stages) == 1 and not stages[0].functions and not spread_inputs(spec):
         return "\n".join([_stage(spec, "all"), head, "  all(pointers, begin, end);", "}", ""])
     block = _Block(spec)
-    parts, body = [], []
+    parts, body = ([SPREAD] if spread_inputs(spec) else []), block.spreads()
     for number, stage in enumerate(stages):
         if stage.spec is not None:
             parts.append(_stage(stage.spec, f"stage_{number}"))
@@ -222,12 +252,44 @@ def written(spec):
         body += [block.call(node, source) for node, source in stage.functions]
     loop = f"  for (int64_t at = begin; at < end; at += {BLOCK}) {{"
     count = f"    const int64_t count = std::min<int64_t>({BLOCK}, end - at);"
-    # Else each call for a block would begin threads of its own within this one.
-    block.declarations.append('extern "C" int MKL_Set_Num_Threads_Local(int);')
-    before = "  const int threads = MKL_Set_Num_Threads_Local(1);"
-    after = "  MKL_Set_Num_Threads_Local(threads);"
-    return "\n".join([*block.declarations, *parts, head, *block.buffers, before, loop, count, *body,
-                      "  }", after, "}", ""])  # fmt: skip
+    before, after = [], []
+    if any(stage.functions for stage in stages):
+        # Else each call for a block would begin threads of its own within this one.
+        block.declarations.append('extern "C" int MKL_Set_Num_Threads_Local(int);')
+        before = ["  const int threads = MKL_Set_Num_Threads_Local(1);"]
+        after = ["  MKL_Set_Num_Threads_Local(threads);"]
+    return "\n".join([*block.declarations, *parts, head, *block.buffers, *before, loop, count,
+                      *body, "  }", *after, "}", ""])  # fmt: skip
+
+
+def spread_inputs(spec):
+    return [at for at, (_, extent) in enumerate(spec["inputs"]) if extent == "spread"]
+
+
+# shape: as src/worker/fused.h has it.
+SPREAD = """
+#include <algorithm>
+#include <cstdint>
+
+template <class T>
+static void spread(T* to, const T* from, int64_t begin, int64_t count, const void* given) {
+  const auto* shape = static_cast<const int64_t*>(given);
+  const int64_t every = shape[0], period = shape[1], outer = every * period * shape[2];
+  for (int64_t i = begin, end = begin + count; i < end;) {
+    const T* base = from + i / outer % shape[3] * period + i / every % period;
+    int64_t length;
+    if (every == 1) {
+      length = std::min(period - i % period, end - i);
+      std::copy_n(base, length, to);
+    } else {
+      length = std::min(every - i % every, end - i);
+      std::fill_n(to, length, *base);
+    }
+    to += length;
+    i += length;
+  }
+}
+"""
 
 
 class _Block:
@@ -242,12 +304,27 @@ class _Block:
         self.declarations, self.buffers = [], []
         self._known = {}
 
+    def spreads(self):
+        """C++ that has what belongs to the block from inputs that are spread."""
+        shape = sum(len(self._spec[name]) for name in ("inputs", "numbers", "outputs"))
+        lines = []
+        for at in spread_inputs(self._spec):
+            dtype = self._spec["inputs"][at][0]
+            kind = CTYPES[dtype]
+            self.buffers.append(f"  alignas(64) {kind} spread_{at}[{BLOCK}];")
+            lines.append(f"    spread(spread_{at}, static_cast<const {kind}*>(pointers[{at}]), at, "
+                         f"count, pointers[{shape}]);")  # fmt: skip
+            shape += 1
+        return lines
+
     def pointer(self, place):
         kind, at = place
         offset = len(self._spec["inputs"])
         if kind == "input":
-            dtype, long = self._spec["inputs"][at]
-            return self._moved(at, dtype) if long else f"pointers[{at}]"
+            dtype, extent = self._spec["inputs"][at]
+            if extent == "spread":
+                return f"spread_{at}"
+            return self._moved(at, dtype) if extent == "whole" else f"pointers[{at}]"
         if kind == "number":
             return f"pointers[{offset + at}]"
         if at in self._spec["outputs"]:

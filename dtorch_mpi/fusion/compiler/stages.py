@@ -4,6 +4,8 @@ Between them lie stages that inductor compiles. All run over one block of elemen
 and what passes from one to the next stays in the cache.
 """
 
+from functools import partial
+
 import torch
 from expressions import evaluate
 from verification import called
@@ -23,11 +25,11 @@ def is_vector_function(name):
 
 def dtypes_of_nodes(spec):
     """The dtype of each node's result, by name."""
-    inputs = [torch.ones((2,) if long else (), dtype=getattr(torch, dtype))
-              for dtype, long in spec["inputs"]]  # fmt: skip
+    inputs = [torch.ones(() if extent == "one" else (2,), dtype=getattr(torch, dtype))
+              for dtype, extent in spec["inputs"]]  # fmt: skip
     numbers = [1 for _ in spec["numbers"]]
     everything = spec | {"outputs": range(len(spec["nodes"]))}
-    made = evaluate(everything, inputs, numbers, called)
+    made = evaluate(everything, inputs, numbers, partial(called, sizes=(2,)))
     return [str(tensor.dtype).removeprefix("torch.") for tensor in made]
 
 
@@ -87,6 +89,12 @@ def _check_writes(spec, levels):
                 raise ValueError(f"an input is written before its last use: {spec}")
 
 
+def _in_block(described):
+    """An input as a stage has it: one that is spread comes with an element for each."""
+    dtype, extent = described
+    return [dtype, "whole" if extent == "spread" else extent]
+
+
 def _stage(spec, own, writes, functions, dtypes):
     if not own:
         return Stage(None, [], [], functions)
@@ -105,7 +113,7 @@ def _stage(spec, own, writes, functions, dtypes):
 
     nodes = [[spec["nodes"][node][0], list(map(of, spec["nodes"][node][1]))] for node in own]
     part = {
-        "inputs": [spec["inputs"][at] if kind == "input" else [dtypes[at], True]
+        "inputs": [_in_block(spec["inputs"][at]) if kind == "input" else [dtypes[at], "whole"]
                    for kind, at in inputs],
         "numbers": [spec["numbers"][at] for _, at in numbers],
         "nodes": nodes,
