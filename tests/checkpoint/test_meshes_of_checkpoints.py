@@ -5,9 +5,9 @@ import shutil
 import subprocess
 
 import h5py
-import layouts
 import numpy as np
 import pytest
+import saved_layouts
 import torch
 
 import dtorch_mpi as dt
@@ -29,7 +29,7 @@ def saved(tmp_path_factory):
         mesh = mesh_of(shape)
         folders[shape] = tmp_path_factory.mktemp("saved")
         for turn in range(3):
-            dt.checkpoint.save(folders[shape], {"x": layouts.placed(mesh, turn)})
+            dt.checkpoint.save(folders[shape], {"x": saved_layouts.placed(mesh, turn)})
     yield folders
     dt.shutdown()
 
@@ -40,18 +40,18 @@ def test_any_mesh_to_any_other(saved, to):
     for folder in saved.values():
         for turn in range(3):
             one = folder / f"{turn + 1:08d}"
-            state = {"x": layouts.blank(mesh, turn + 1)}
+            state = {"x": saved_layouts.blank(mesh, turn + 1)}
             dt.checkpoint.load(one, state)
-            layouts.check(state["x"])
-            layouts.check(dt.checkpoint.load(one, mesh=mesh)["x"])
+            saved_layouts.check(state["x"])
+            saved_layouts.check(dt.checkpoint.load(one, mesh=mesh)["x"])
 
 
 def test_plain_h5py_reads_all_of_it(saved):
     for folder in saved.values():
         for turn in range(3):
             with h5py.File(folder / f"{turn + 1:08d}" / "index.h5") as index:
-                for name in layouts.SIZES:
-                    expected = layouts.whole(name).contiguous()
+                for name in saved_layouts.SIZES:
+                    expected = saved_layouts.whole(name).contiguous()
                     bits = expected.view(-1).view(torch.uint8).numpy()
                     stored = index[f"x/{name}"]
                     assert stored.shape == tuple(expected.shape)
@@ -72,12 +72,12 @@ def test_h5dump_reads_all_of_it(saved):
             ).stdout  # fmt: skip
             told = told.split("DATA {")[1].split("}")[0]
             numbers = [int(text) for text in re.findall(r"-?\d+", told)]
-            assert numbers == layouts.whole("few").flatten().tolist()
+            assert numbers == saved_layouts.whole("few").flatten().tolist()
             told = subprocess.run(
                 ["h5dump", "-H", index], capture_output=True, text=True, check=True
             ).stdout
             assert 'ATTRIBUTE "dtype"' in told
-            for name in layouts.SIZES:
+            for name in saved_layouts.SIZES:
                 assert f'"{name}"' in told
 
 
@@ -85,13 +85,14 @@ def test_copies_are_written_once(saved):
     for shape, folder in saved.items():
         for turn in range(3):
             one = folder / f"{turn + 1:08d}"
-            counts = dict.fromkeys(layouts.SIZES, 0)
+            counts = dict.fromkeys(saved_layouts.SIZES, 0)
             for path in one.glob("worker-*.h5"):
                 with h5py.File(path) as file:
                     for name in file["x"]:
                         if name in counts:
                             counts[name] += file[f"x/{name}"].size
-            expected = {name: torch.Size(sizes).numel() for name, sizes in layouts.SIZES.items()}
+            sizes = saved_layouts.SIZES
+            expected = {name: torch.Size(sizes[name]).numel() for name in sizes}
             assert counts == expected, (shape, turn)
 
 
