@@ -27,7 +27,8 @@ from .kernels import python_kernel, use_kernels  # noqa: E402
 from .mesh import init_device_mesh  # noqa: E402
 from .passes import graph_pass  # noqa: E402
 from .profiler import Profile, profile  # noqa: E402
-from .runtime import init, is_initialized, num_workers, register, shutdown, sync, sync_future  # noqa: E402
+from .registration import register  # noqa: E402
+from .runtime import init, is_initialized, num_workers, shutdown, sync, sync_future  # noqa: E402
 from .sharding.fallback_log import FallbackWarning  # noqa: E402
 from .sharding.users_rules import register_sharding  # noqa: E402
 from .statistics import stats  # noqa: E402

@@ -10,11 +10,12 @@ import traceback
 
 from . import _core, _worker, watcher
 from ._collectives import delay_collectives
+from .job import Runtime
 from .kernels.graph_hosting import GraphHost
 from .launch.agreement import check_agreement
 from .launch.guard import check_world
 from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
-from .runtime import Runtime, ThreadWorkers
+from .thread_workers import ThreadWorkers
 
 SHARED_BYTES = 8 << 20  # of rank 0's window for values from workers of its node
 

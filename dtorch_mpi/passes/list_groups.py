@@ -12,6 +12,7 @@ from .pointwise_groups import (
     LEAST_ELEMENTS,
     Number,
     is_contiguous,
+    number_of,
     plain_number,
     put_in_place,
 )
@@ -60,7 +61,7 @@ def _of_one(node):
     target = node.arguments[:1] if is_in_place else node.outputs
     if not (node.written == target and not node.outputs if is_in_place else is_pure(node)):
         return None
-    if len(target) != 1 or target[0].dtype not in expression.dtypes:
+    if len(target) != 1 or not expression.allows(target[0].dtype):
         return None
     dtype = target[0].dtype
     if not dtype.is_floating_point or math.prod(target[0].sizes) < LEAST_ELEMENTS:
@@ -70,7 +71,7 @@ def _of_one(node):
         number = None if isinstance(argument, Value) else plain_number(argument, schema)
         if number is None and not isinstance(argument, Value):
             return None
-        arguments.append([argument] if number is None else Number(number, dtype))
+        arguments.append([argument] if number is None else number_of(number, dtype))
     values = [argument[0] for argument in arguments if not isinstance(argument, Number)]
     if not _alike([*target, *values], dtype):
         return None
@@ -90,7 +91,7 @@ def _of_lists(node):
     if not length or len(target) != length or any(len(values) != length for values in lists):
         return None
     dtype = lists[0][0].dtype
-    if dtype not in EXPRESSIONS[name].dtypes or not dtype.is_floating_point:
+    if not EXPRESSIONS[name].allows(dtype) or not dtype.is_floating_point:
         return None
     if not all(_alike(values, dtype) for values in zip(*lists, target, strict=True)):
         return None
@@ -104,10 +105,10 @@ def _of_lists(node):
         if _is_list(argument):
             arguments.append(argument)
         elif isinstance(argument, (Scalars, int, float)) and not isinstance(argument, bool):
-            arguments.append(Number(argument, dtype))
+            arguments.append(number_of(argument, dtype))
         else:
             return None
-    arguments += [Number(1, dtype)] if needs_factor else []
+    arguments += [number_of(1, dtype)] if needs_factor else []
     return ListPart(node, name, arguments, target, is_in_place)
 
 
@@ -232,7 +233,7 @@ class FusedLists:
         outputs = [current[tuple(map(id, values))][1] for values in self.written]
         return {
             "inputs": [[dtype, "whole"] for _ in inputs],
-            "numbers": [dtype for _ in self.numbers],
+            "numbers": [name_of(number.dtype) for number in self.numbers],
             "nodes": nodes,
             "outputs": outputs,
             "computes_in": dtype,

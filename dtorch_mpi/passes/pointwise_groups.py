@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import torch
+
 from ..fusion.compiler.expressions import EXPRESSIONS, FILL, NUMBERS
 from ..fusion.spec import name_of
 from .facts import is_pure
@@ -42,6 +44,11 @@ class Part:
 class Number:
     value: object  # as it came, with its place in the record
     dtype: object
+
+
+def number_of(value, dtype):
+    """A number as a kernel of a dtype takes it."""
+    return Number(value, torch.float32 if dtype == torch.bfloat16 else dtype)
 
 
 def is_contiguous(value):
@@ -97,14 +104,14 @@ def part_of(node, least=LEAST_ELEMENTS):
     if len(dtypes) != 1:
         return None
     (dtype,) = dtypes
-    if dtype not in expression.dtypes or output.dtype != (expression.result or dtype):
+    if not expression.allows(dtype) or output.dtype != (expression.result or dtype):
         return None
     if not dtype.is_floating_point and (
         any(isinstance(number, float) for number in numbers) or numbers and name_of(dtype) == "bool"
     ):
         return None
     arguments = [
-        argument if argument is None or isinstance(argument, Value) else Number(argument, dtype)
+        argument if argument is None or isinstance(argument, Value) else number_of(argument, dtype)
         for argument in arguments
     ]
     return Part(node, node.name, arguments, output, dtype if dtype.is_floating_point else None)
@@ -112,7 +119,9 @@ def part_of(node, least=LEAST_ELEMENTS):
 
 def _fill_of(node, least):
     output = node.outputs[0] if is_pure(node) else None
-    if output is None or output.dtype not in NUMBERS or math.prod(output.sizes) < least:
+    if output is None or math.prod(output.sizes) < least:
+        return None
+    if output.dtype not in (*NUMBERS, torch.bfloat16):
         return None
     number, place, sizes, model = FILLS[node.name]
     if number is None:
@@ -120,7 +129,7 @@ def _fill_of(node, least):
     dtype = output.dtype
     if number is None or isinstance(number, float) and not dtype.is_floating_point:
         return None
-    arguments = [Number(number, dtype), name_of(dtype)]
+    arguments = [number_of(number, dtype), name_of(dtype)]
     if model is not None:
         arguments.append(node.arguments[model])
         if extent_of(arguments[-1], output) != "whole":

@@ -41,7 +41,8 @@ def part_of(node):
     """A node as a part of such a kernel; None if it can't be one."""
     if node.name in REDUCTIONS:
         return _reduction_of(node)
-    return None if node.name in FILLS else pointwise_groups.part_of(node, least=1)
+    part = None if node.name in FILLS else pointwise_groups.part_of(node, least=1)
+    return part if part is not None and part.computes_in != torch.bfloat16 else None
 
 
 def _reduction_of(node):

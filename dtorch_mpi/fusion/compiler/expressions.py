@@ -27,7 +27,8 @@ class Expression:
     one_by_one: the same for the elements that ATen's loops leave over, where it rounds otherwise
     there. dtypes: of its arguments, all of one; numbers become of it too. masks: arguments that
     are masks (bool) in any case. result: dtype of the result, None for the arguments' own.
-    broadcasts: whether ATen gives the same bits where arguments are broadcast.
+    broadcasts: whether ATen gives the same bits where arguments are broadcast. narrow: whether
+    it does so of bfloat16, where it is known of float32.
     """
 
     formula: object
@@ -36,6 +37,12 @@ class Expression:
     masks: tuple = ()
     result: torch.dtype | None = None
     broadcasts: bool = True
+    narrow: bool = True
+
+    def allows(self, dtype):
+        if dtype == torch.bfloat16:
+            return self.narrow and torch.float32 in self.dtypes
+        return dtype in self.dtypes
 
 
 def multiply_add(a, b, c):
@@ -72,7 +79,8 @@ EXPRESSIONS = {
     # over otherwise.
     "aten::add.Tensor": Expression(lambda x, y, k: multiply_add(y, k, x), dtypes=NUMBERS),
     "aten::sub.Tensor": Expression(lambda x, y, k: multiply_add(y, -k, x), dtypes=NUMBERS),
-    "aten::rsub.Scalar": Expression(lambda x, y, k: multiply_add(x, -k, y), dtypes=NUMBERS),
+    "aten::rsub.Scalar": Expression(lambda x, y, k: multiply_add(x, -k, y), dtypes=NUMBERS,
+                                    narrow=False),
     "aten::mul.Tensor": Expression(lambda x, y: x * y, dtypes=NUMBERS),
     "aten::div.Tensor": Expression(lambda x, y: x / y),
     "aten::addcmul": Expression(lambda x, a, b, k: multiply_add(k * a, b, x)),
@@ -84,7 +92,7 @@ EXPRESSIONS = {
     "aten::sgn": Expression(torch.sgn),
     "aten::square": Expression(lambda x: x * x, dtypes=NUMBERS),
     "aten::reciprocal": Expression(torch.reciprocal),
-    "aten::rsqrt": Expression(torch.rsqrt),
+    "aten::rsqrt": Expression(torch.rsqrt, narrow=False),
     "aten::exp": Expression(torch.exp),
     "aten::log": Expression(torch.log),
     "aten::log2": Expression(torch.log2),
@@ -97,7 +105,7 @@ EXPRESSIONS = {
     "aten::acos": Expression(torch.acos),
     "aten::atan": Expression(torch.atan),
     "aten::tanh": Expression(torch.tanh),
-    "aten::erf": Expression(torch.erf),
+    "aten::erf": Expression(torch.erf, narrow=False),
     "aten::erfc": Expression(torch.erfc),
     "aten::exp2": Expression(torch.exp2),
     "aten::ceil": Expression(torch.ceil),
@@ -137,8 +145,45 @@ EXPRESSIONS = {
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     for _overload in ("Scalar", "Tensor"):
         EXPRESSIONS[f"aten::{_name}.{_overload}"] = Expression(
-            getattr(torch, _name), dtypes=NUMBERS, result=torch.bool
+            # Of bfloat16 ATen rounds the number first.
+            getattr(torch, _name), dtypes=NUMBERS, result=torch.bool, narrow=_overload == "Tensor"
         )
+
+
+def _narrow(x):
+    return torch.ops.dtorch_fusion.narrow(x)
+
+
+def _narrow_add(x, y, k):
+    return multiply_add(_narrow(y), _narrow(k), x)
+
+
+def _narrow_add_one_by_one(x, y, k):
+    return x + _narrow(_narrow(y) * _narrow(k))
+
+
+# Of bfloat16, where ATen rounds more than the result: in vectors, and one by one (where k isn't 1,
+# some of these as in vectors).
+NARROW = {
+    "aten::add.Tensor": (_narrow_add, _narrow_add_one_by_one),
+    "aten::sub.Tensor": (lambda x, y, k: _narrow_add(x, y, -k),
+                         lambda x, y, k: _narrow_add_one_by_one(x, y, -k)),
+}  # fmt: skip
+
+
+def worked_out(name, arguments, one_by_one):
+    """What an operator gives; of bfloat16 it is worked out in float32, as ATen does."""
+    expression = EXPRESSIONS[name]
+    formula = (one_by_one and expression.one_by_one) or expression.formula
+    is_narrow = [isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in arguments]
+    if not any(is_narrow):
+        return formula(*arguments)
+    if name in NARROW:
+        formula = NARROW[name][one_by_one]
+    made = formula(*(a.float() if narrow else a
+                     for a, narrow in zip(arguments, is_narrow, strict=True)))  # fmt: skip
+    # By an operator of its own: inductor leaves out conversions that the next one undoes.
+    return _narrow(made).to(torch.bfloat16) if made.dtype == torch.float32 else made
 
 
 # Makes a tensor of one number, of its arguments' dtype; the size is the kernel's own.

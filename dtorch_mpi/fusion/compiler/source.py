@@ -5,13 +5,15 @@ import re
 
 import torch
 import torch._inductor.config as config
-from expressions import EXPRESSIONS, FILL, evaluate
+from expressions import FILL, evaluate, worked_out
 from stages import VECTOR_FUNCTIONS, dtypes_of_nodes, split
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import make_pointwise, register_lowering
+from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.virtualized import V, ops
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -19,7 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 VECTOR_BITS = {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
 
 BLOCK = 1024  # elements that go through all stages before the next
-CTYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "bool"}
+CTYPES = {"bfloat16": "at::BFloat16", "float32": "float", "float64": "double",
+          "int64": "int64_t", "bool": "bool"}  # fmt: skip
 INTERLEAVED = 4  # vectors, and more than there are registers for bring little
 
 config.cpp.threads = 1  # the caller cuts the range
@@ -44,16 +47,50 @@ register_lowering(torch.ops.dtorch_fusion.multiply_add, broadcast=True)(
 )
 
 
-def _overrides(function):
-    """Inductor's operator in C++ by the function of that name; it goes from one to the other so."""
-
-    def fma(a, b, c):
-        return f"{function}({a}, {b}, {c})"
-
-    return staticmethod(fma)
+@torch.library.custom_op("dtorch_fusion::narrow", mutates_args=())
+def _narrow(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.bfloat16).float()
 
 
-CppOverrides.fma, CppVecOverrides.fma = _overrides("std::fma"), _overrides("at::vec::fmadd")
+@_narrow.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+register_lowering(torch.ops.dtorch_fusion.narrow)(make_pointwise(lambda x: ops.narrow(x)))
+
+
+NARROW = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+using at::vec::convert;
+
+static inline float narrow(float x) { return static_cast<float>(static_cast<at::BFloat16>(x)); }
+
+static inline at::vec::Vectorized<float> narrow(at::vec::Vectorized<float> x) {
+  return convert<float, 1, at::BFloat16, 1>(convert<at::BFloat16, 1, float, 1>(x));
+}
+
+static inline at::vec::VectorizedN<float, 2> narrow(at::vec::VectorizedN<float, 2> x) {
+  return convert<float, 2, at::BFloat16, 1>(convert<at::BFloat16, 1, float, 2>(x));
+}
+"""
+
+
+def _overrides(function, name):
+    """Inductor's operator `name` as a C++ function; it finds one by the other's own name."""
+
+    def call(*arguments):
+        return f"{function}({', '.join(map(str, arguments))})"
+
+    call.__name__ = name
+    return staticmethod(call)
+
+
+CppOverrides.fma = _overrides("std::fma", "fma")
+CppVecOverrides.fma = _overrides("at::vec::fmadd", "fma")
+CppOverrides.narrow = CppVecOverrides.narrow = _overrides("narrow", "narrow")
+OpsHandler.narrow = lambda self, x: self._default("narrow", (x,), {})  # it warns of others
+DtypePropagationOpsHandler.narrow = staticmethod(lambda x: torch.float32)
 
 
 def lowered(function, examples, bits):
@@ -81,14 +118,15 @@ def _inductors(spec, bits):
     def function(*arguments):
         *arguments, model = arguments
 
-        def formula(name, given):
+        def call(name, given):
             if name == FILL:
                 # A number as often as there are elements: what follows is worked out for each.
-                return given[0].expand(model.shape).clone()
-            expression = EXPRESSIONS[name]
-            return ((bits == 1 and expression.one_by_one) or expression.formula)(*given)
+                made = given[0].expand(model.shape).clone()
+                is_narrow = given[1] == "bfloat16"
+                return _narrow(made).to(torch.bfloat16) if is_narrow else made
+            return worked_out(name, given, bits == 1)
 
-        return evaluate(spec, arguments[: len(inputs)], arguments[len(inputs) :], formula)
+        return evaluate(spec, arguments[: len(inputs)], arguments[len(inputs) :], call)
 
     # The last one says nothing but how many elements there are.
     code, _, names = lowered(function, [*inputs, *numbers, torch.zeros(64)], bits)
@@ -238,11 +276,13 @@ def written(spec):
     pointers: to inputs, numbers, outputs, then how each input that is spread is.
     """
     stages = split(spec)
+    first = [NARROW] if spec["computes_in"] == "bfloat16" else []
     head = 'extern "C" void dtorch_fused(void** pointers, int64_t begin, int64_t end) {'
     if len(stages) == 1 and not stages[0].functions and not spread_inputs(spec):
-        return "\n".join([_stage(spec, "all"), head, "  all(pointers, begin, end);", "}", ""])
+        call = "  all(pointers, begin, end);"
+        return "\n".join([*first, _stage(spec, "all"), head, call, "}", ""])
     block = _Block(spec)
-    parts, body = ([SPREAD] if spread_inputs(spec) else []), block.spreads()
+    parts, body = [*first, *([SPREAD] if spread_inputs(spec) else [])], block.spreads()
     for number, stage in enumerate(stages):
         if stage.spec is not None:
             parts.append(_stage(stage.spec, f"stage_{number}"))

@@ -19,8 +19,10 @@ VECTOR_FUNCTIONS = {
 }  # fmt: skip
 
 
-def is_vector_function(name):
-    return name in VECTOR_FUNCTIONS and torch.backends.mkl.is_available()
+def _are_vector_functions(spec):
+    """By node, whether it is one of MKL's; these know no bfloat16."""
+    has_some = spec["computes_in"] != "bfloat16" and torch.backends.mkl.is_available()
+    return [has_some and name in VECTOR_FUNCTIONS for name, _ in spec["nodes"]]
 
 
 def dtypes_of_nodes(spec):
@@ -35,13 +37,12 @@ def dtypes_of_nodes(spec):
 
 def _levels(spec):
     """How many of MKL's functions lie before each node, on the way with the most."""
-    levels = []
+    levels, vector = [], _are_vector_functions(spec)
     for _, arguments in spec["nodes"]:
         before = [0]
         for argument in arguments:
             if isinstance(argument, list) and argument[0] == "node":
-                behind = is_vector_function(spec["nodes"][argument[1]][0])
-                before.append(levels[argument[1]] + behind)
+                before.append(levels[argument[1]] + vector[argument[1]])
         levels.append(max(before))
     return levels
 
@@ -61,7 +62,7 @@ class Stage:
 def split(spec):
     """The stages of a kernel, in order."""
     levels = _levels(spec)
-    vector = [is_vector_function(name) for name, _ in spec["nodes"]]
+    vector = _are_vector_functions(spec)
     dtypes = dtypes_of_nodes(spec)
     needed = set(spec["outputs"])  # outside of the stage that makes it
     for node, (_, arguments) in enumerate(spec["nodes"]):
