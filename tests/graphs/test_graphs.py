@@ -272,17 +272,37 @@ def test_a_failure_in_a_graph():
     graph.sync()
 
 
-def test_memory_that_a_failure_in_another_graph_left_without_a_value():
+@pytest.mark.parametrize("at_once", [True, False])
+def test_memory_that_a_failure_in_another_graph_left_without_a_value(at_once):
     graph = dt.Graph()
     x = torch.zeros(dt.num_workers(), 2, device="dtorch")
-    with graph:
-        x.add_(fail_on(0))
+
+    def elsewhere(write):
+        with graph:
+            write()
+        if not at_once:  # it has been executed, and known to be, before this graph reads
+            time.sleep(0.1)
+
+    elsewhere(lambda: x.add_(fail_on(0)))
     y = x + 1
     with pytest.raises(dt.WorkerError, match="was told to fail"):
         y.cpu()
-    with graph:
-        x.fill_(4)
+    elsewhere(lambda: x.fill_(4))
     assert (x + 1).cpu().unique().tolist() == [5.0]
+
+
+def test_memory_that_a_graph_left_without_a_value_and_ended():
+    x = torch.zeros(dt.num_workers(), 2, device="dtorch")
+    graph = dt.Graph()
+    with graph:
+        x.add_(fail_on(0))
+    with pytest.raises(dt.WorkerError, match="was told to fail"):
+        graph.close()
+    assert graph.number not in dt.runtime.current().engines
+    with pytest.raises(dt.WorkerError, match="was told to fail"):
+        (x + 1).cpu()
+    x.zero_()
+    assert (x + 1).cpu().unique().tolist() == [1.0]
 
 
 def test_closed_graphs():
