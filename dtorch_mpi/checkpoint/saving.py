@@ -1,5 +1,6 @@
 """Saving: what the program does, and in which order things reach the disk."""
 
+import asyncio
 import json
 import operator
 import os
@@ -38,6 +39,11 @@ class SaveFuture:
                 f"the checkpoint was not whole after {timeout_ms} ms; ask again"
             )
         return self._result()
+
+    def __await__(self):
+        while not self.is_ready():
+            yield from asyncio.sleep(0.01).__await__()
+        return self.get()
 
     def get(self):
         """Wait until the checkpoint is whole and return its folder. Raises CheckpointError."""
@@ -86,7 +92,7 @@ def save(path, state, *, keep=None, single_file=False):
     they are.
 
     Raises CheckpointError where a file could not be written, TypeError for what a checkpoint can't
-    hold, and ValueError for a `keep` below 1.
+    hold, ValueError for a `keep` below 1, and WorkerError for an operator that failed before.
     """
     _finish_former("wait")
     return _Saving(path, state, keep, single_file, in_background=False).run()

@@ -101,10 +101,10 @@ class _Flattening:
     def _name(self, tensor, place):
         if id(tensor) in self._known:
             return self._known[id(tensor)]
-        if tensor.layout != torch.strided or not is_storable(tensor.dtype):
+        if tensor.layout != torch.strided or not is_storable(tensor.dtype) or tensor.is_meta:
             raise TypeError(
-                f"the tensor at {place} is {tensor.dtype} ({tensor.layout}): expected a dense one "
-                "of numbers or bools"
+                f"the tensor at {place} is {tensor.dtype} ({tensor.layout}) on {tensor.device}: "
+                "expected a dense one of numbers or bools that has a value"
             )
         place = place or "tensor"
         name, count = place, 1

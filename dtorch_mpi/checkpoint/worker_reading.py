@@ -23,7 +23,7 @@ def _open(context, folder, files, to_check):
             manifest.check_content(folder, name, files[name])
         _here.index = index.open_index(Path(folder))
     except CheckpointError as error:
-        return row(context, {"wrong": str(error)[:900]})
+        return row(context, {"wrong": str(error)[:600]})
     return row(context, {"wrong": None})
 
 

@@ -46,7 +46,7 @@ class Share:
     def take(self, number, part):
         if number not in self._expected:
             return
-        self._taken[number] = part.detach().clone().cpu() if self._copies else part.detach()
+        self._taken[number] = part.to("cpu", copy=True) if self._copies else part
 
     def write(self):
         """Write all that was taken; never raises, the answer says what came of it."""
@@ -58,7 +58,7 @@ class Share:
             self.answer = {"state": "written", "file": found and path.name, **(found or {})}
         except Exception as error:
             where = f"worker {self._worker} on {socket.gethostname()} could not write {path}"
-            self.answer = {"state": "failed", "reason": f"{where}: {reason_of(error)}"[:800]}
+            self.answer = {"state": "failed", "reason": f"{where}: {reason_of(error)}"[:600]}
         self._taken = {}
 
     def _write(self, path):
@@ -90,7 +90,7 @@ class Share:
 
 
 def row(context, values, dtype=torch.uint8):
-    """This worker's row of an answer; values: JSON."""
+    """This worker's row of an answer; values: JSON, of some 600 characters at most."""
     text = json.dumps(values).encode()
     ((_, rows), (_, width)), = context.local_slices
     assert len(text) <= width, text

@@ -1,5 +1,7 @@
 """Saves beside the program: what they hold, what they wait for, where their errors come out."""
 
+import asyncio
+
 import pytest
 import torch
 from launching import run_job
@@ -37,6 +39,13 @@ def test_the_program_goes_on(tmp_path, mesh):
     assert steps > 20, "the workers did other things meanwhile"
     assert future.get() == dt.checkpoint.latest(tmp_path)
     assert future.wait(0) == future.get()
+
+
+def test_it_can_be_awaited(tmp_path, mesh):
+    async def save():
+        return await dt.checkpoint.save_async(tmp_path, {"x": dt.ones(5, mesh=mesh)})
+
+    assert asyncio.run(save()) == dt.checkpoint.latest(tmp_path)
 
 
 def test_a_second_save_waits_or_is_refused(tmp_path, mesh):

@@ -99,7 +99,7 @@ def test_one_tensor_under_two_names_is_written_once(tmp_path):
     ("value", "text"),
     [(object(), "a builtins.object at inner/value"), (np.ones(2), "numpy.ndarray at inner/value"),
      (print, "builtin"), ({object(): 1}, "a key <object"),
-     (torch.eye(2).to_sparse(), "torch.sparse_coo")],
+     (torch.eye(2).to_sparse(), "torch.sparse_coo"), (torch.ones(2, device="meta"), "on meta")],
 )  # fmt: skip
 def test_what_can_not_be_saved_is_named(tmp_path, value, text):
     with pytest.raises(TypeError, match=text):
