@@ -47,7 +47,8 @@ def calls(text):
         found.append(Call(name, arguments, number, number))
         if arguments.endswith("<unfinished ...>"):
             open_calls[pid] = found[-1]
-    return found
+    # A call that a signal interrupted is begun again.
+    return [call for call in found if "= ?" not in call.text]
 
 
 @pytest.mark.timeout(200)
@@ -82,7 +83,7 @@ def test_synced_before_renamed_and_the_manifest_last(tmp_path, launcher):
 
     synced = []
     for name in ("worker-00000.h5", "worker-00001.h5", "index.h5", "state.json", "manifest.json"):
-        (sync,) = on(f"{aside}/{name}", "fsync")
+        sync = on(f"{aside}/{name}", "fsync")[-1]
         writes = on(f"{aside}/{name}", "write", "pwrite64")
         assert writes, name
         assert max(call.ended for call in writes) < sync.began, f"{name}: synced when written"
