@@ -17,7 +17,7 @@ import time
 import torch
 from figures import report, start_ranks, table
 
-PARTS = ("loop", "bytes", "gpt", "chain", "flat", "overlap", "ddp", "tp", "monarch")
+PARTS = ("loop", "bytes", "gpt", "chain", "beside", "flat", "overlap", "ddp", "tp", "monarch")
 DELAY_US = 20_000  # of each collective, to see what goes on meanwhile
 GPT_LAYERS, GPT_WIDTH, GPT_HEADS, GPT_BLOCK, GPT_BATCH = 4, 256, 8, 128, 8
 
@@ -109,6 +109,59 @@ def gpt(dt, arguments):
     for name, value in times.items():
         report(name, value * 1e3, "ms")
     report("gpt.ratio", times["gpt"] / times["gpt.eager"], "x", 0.95)
+
+
+def beside(dt, arguments):
+    """Two chains of products that need nothing of each other: on one stream, on two, and in a graph
+    each. One thread an operator.
+    """
+    graphs = [dt.Graph(streams=streams) for streams in ("communication", "branches")]
+    other = dt.Graph()
+    x = torch.randn(256, 256, device="dtorch") / 16
+
+    def chain(function, length=12):
+        y = x
+        for _ in range(length):
+            y = function(y @ x)
+        return y
+
+    def within(graph):
+        with graph:
+            total = (chain(torch.tanh) - chain(torch.sin)).sum()
+            dt.mark_step()
+        total.item()
+
+    def in_two():
+        first = chain(torch.tanh)
+        dt.mark_step()
+        with other:
+            second = chain(torch.sin)
+            dt.mark_step()
+        dt.sync()
+        del first, second
+
+    contenders = {
+        "beside.one": lambda: within(graphs[0]), "beside.branches": lambda: within(graphs[1]),
+        "beside.graphs": in_two,
+    }
+    for _ in range(3):
+        for run in contenders.values():
+            for _ in range(3):
+                run()
+        for engine in dt.runtime.current().engines.values():
+            engine.planner.wait(60)
+    taken = {name: [] for name in contenders}
+    for _ in range(arguments.rounds):
+        for name, run in contenders.items():
+            begin = time.perf_counter()
+            for _ in range(10):
+                run()
+            taken[name].append((time.perf_counter() - begin) / 10)
+    times = {name: statistics.median(values) for name, values in taken.items()}
+    for name, value in times.items():
+        report(name, value * 1e3, "ms")
+    for name in ("branches", "graphs"):
+        report(f"beside.{name}.ratio", times[f"beside.{name}"] / times["beside.one"], "x")
 
 
 def bytes_a_step(dt):
@@ -412,6 +465,10 @@ def main():
     if "monarch" in wanted:
         monarch(dt, arguments)
     dt.shutdown()
+    if "beside" in wanted:
+        dt.init(threads=1)
+        beside(dt, arguments)
+        dt.shutdown()
     if "flat" in wanted:
         flat(arguments)
     if "overlap" in wanted:
