@@ -133,6 +133,9 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
             one_stream=one_stream, graph=graph, beside=serving,
         )  # fmt: skip
 
+        if graph != 0:
+            made.note_flight()
+
         def drain():
             while not link.drain(0.1):
                 pass
