@@ -5,6 +5,7 @@ other: loading it on workers, each reads its own part.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -55,7 +56,11 @@ def import_torch(file, path, *, key=None, keep=None):
     is read with weights_only=True, so that nothing in it is executed: pickle.UnpicklingError for
     one that holds more than tensors and plain values.
     """
-    content = torch.load(file, map_location="cpu", weights_only=True)
+    # In a thread of its own: a load that fails leaves its map_location to the thread's later ones,
+    # and to what is unpickled there (torch 2.13).
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(torch.load, file, map_location="cpu", weights_only=True)
+    content = read.result()
     return save(path, content if key is None else {key: content}, keep=keep)
 
 

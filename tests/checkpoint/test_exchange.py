@@ -101,6 +101,8 @@ def test_nothing_is_executed(tmp_path, capsys):
     torch.save({"x": Malice()}, tmp_path / "bad.pt")
     with pytest.raises(pickle.UnpicklingError):
         dt.checkpoint.import_torch(tmp_path / "bad.pt", tmp_path / "imported")
+    x = torch.ones(2, device="dtorch")  # what is unpickled afterwards lies where it lay
+    assert pickle.loads(pickle.dumps(x)).device == x.device
     folder = dt.checkpoint.save(tmp_path / "c", {"x": 1})
     (folder / "manifest.json").write_bytes(pickle.dumps(Malice()))
     with pytest.raises(CheckpointError, match="manifest.json is damaged"):
