@@ -68,7 +68,6 @@ class Runtime:
         while not all(link.have_ended() for link in engine.links):
             self.check()
             time.sleep(0.001)
-        _core.end_graph(number)
 
     @property
     def hosted_workers(self):

@@ -10,41 +10,25 @@ BetweenGraphs& BetweenGraphs::get() {
   return *instance;
 }
 
-void BetweenGraphs::begin(RecordQueue& queue) {
+void BetweenGraphs::begin(uint32_t graph) {
   is_active_ = true;
-  graphs_.insert(&queue);
-  std::erase_if(waited_, [&](const auto& item) {
-    return item.first.first == queue.graph || item.first.second == queue.graph;
+  std::erase_if(waited_, [graph](const auto& item) {
+    return item.first.first == graph || item.first.second == graph;
   });
-}
-
-void BetweenGraphs::end(RecordQueue& queue) {
-  graphs_.erase(&queue);
-  for (RecordQueue* other : graphs_) wait(*other, queue.graph, 0);
 }
 
 bool BetweenGraphs::Memory::is_idle() const {
   return written.is_over() && std::ranges::all_of(read, [](const Touch& touch) { return touch.is_over(); });
 }
 
-void BetweenGraphs::wait_for_read(RecordQueue& queue, const Touch& touch) {
+void BetweenGraphs::wait(RecordQueue& queue, const Touch& touch) {
   if (touch.queue == &queue || touch.is_over()) return;
-  wait(queue, touch.queue->graph, touch.position);
-}
-
-// One that has been executed, too: workers then hear whether it has failed.
-void BetweenGraphs::wait_for_write(RecordQueue& queue, const Touch& touch) {
-  if (touch.queue == &queue || touch.is_gone()) return;
-  wait(queue, touch.queue->graph, touch.position);
-}
-
-void BetweenGraphs::wait(RecordQueue& queue, uint32_t graph, uint64_t position) {
-  auto& waited = waited_[{queue.graph, graph}];
-  if (position != 0 && waited >= position) return;
-  waited = std::max(waited, position);
+  auto& waited = waited_[{queue.graph, touch.queue->graph}];
+  if (waited >= touch.position) return;
+  waited = touch.position;
   Writer writer = queue.reserve(kHeaderWords + 3);
-  writer.begin(Kind::kWait, graph, 0, 0);
-  writer.int_value(static_cast<int64_t>(position));
+  writer.begin(Kind::kWait, touch.queue->graph, 0, 0);
+  writer.int_value(static_cast<int64_t>(touch.position));
   queue.commit(writer.end());
 }
 
@@ -58,9 +42,9 @@ uint32_t BetweenGraphs::use(RecordQueue& queue, Slot& slot, bool writes) {
   auto& memory = found->second;
   track(memory, slot);
   const uint32_t id = is_foreign ? bring(queue, slot) : slot.id;
-  wait_for_write(queue, memory.written);
+  wait(queue, memory.written);
   if (writes) {
-    for (const auto& touch : memory.read) wait_for_read(queue, touch);
+    for (const auto& touch : memory.read) wait(queue, touch);
   }
   noted_.emplace_back(slot.memory, writes);
   return id;

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -26,9 +25,8 @@ class BetweenGraphs {
 
   // Whether there is any graph beside the main one.
   bool is_active() const { return is_active_; }
-  void begin(RecordQueue& queue);
-  // Its workers have executed their last record: what others have to hear of it they hear now.
-  void end(RecordQueue& queue);
+  // There is one more, or there was.
+  void begin(uint32_t graph);
 
   // Before records of `queue` that use a tensor: has its workers know it, and wait for what other
   // graphs do with its memory. Returns the slot by which they know it.
@@ -47,9 +45,9 @@ class BetweenGraphs {
     uint32_t generation = 0;
     uint64_t position = 0;
 
-    // There is none, or the graph has ended since.
-    bool is_gone() const { return queue == nullptr || queue->generation() != generation; }
-    bool is_over() const { return is_gone() || queue->executed() >= position; }
+    bool is_over() const {
+      return queue == nullptr || queue->generation() != generation || queue->executed() >= position;
+    }
   };
   // Memory that more than one graph has used.
   struct Memory {
@@ -60,15 +58,12 @@ class BetweenGraphs {
     bool is_idle() const;
   };
 
-  void wait_for_read(RecordQueue& queue, const Touch& touch);
-  void wait_for_write(RecordQueue& queue, const Touch& touch);
-  void wait(RecordQueue& queue, uint32_t graph, uint64_t position);
+  void wait(RecordQueue& queue, const Touch& touch);
   uint32_t bring(RecordQueue& queue, Slot& slot);
   void track(Memory& memory, Slot& slot);
   void sweep();
 
   bool is_active_ = false;
-  std::set<RecordQueue*> graphs_{&RecordQueue::main()};  // that there are
   uint64_t next_ticket_ = 0;
   std::unordered_map<uint64_t, Memory> memories_;
   std::vector<uint64_t> leaving_;  // whose slots are gone, and whose records may still have to run

@@ -84,12 +84,8 @@ cdef extern from *:
       if (queue.graph == 0) {
         dtorch::Definitions::get().begin_anew();
       } else {
-        dtorch::BetweenGraphs::get().begin(queue);
+        dtorch::BetweenGraphs::get().begin(queue.graph);
       }
-    }
-    static void dtorch_end_graph(dtorch::RecordQueue& queue) {
-      std::lock_guard<dtorch::SpinLock> guard(queue.lock);
-      dtorch::BetweenGraphs::get().end(queue);
     }
 
     static void dtorch_append_meta(std::vector<dtorch::TensorMeta>& metas, int dtype,
@@ -118,7 +114,6 @@ cdef extern from *:
     void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
     object dtorch_default_generator() except +
     void dtorch_open_queue(RecordQueue&)
-    void dtorch_end_graph(RecordQueue&) except +
     PromiseName dtorch_promise(int home, uint32_t id, uint64_t place)
 
 
@@ -464,11 +459,6 @@ def open_queue(uint32_t graph, uint64_t max_records, uint64_t max_bytes):
     if graph == 0:
         forget_entries()
     dtorch_open_queue(queue[0])
-
-
-def end_graph(uint32_t graph):
-    """All workers have executed the last record of a graph beside the main one."""
-    dtorch_end_graph(RecordQueue.of(graph))
 
 
 def records_issued(uint32_t graph):
