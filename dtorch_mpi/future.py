@@ -12,6 +12,8 @@ class VoidFuture:
     Any thread may use it, and several at once.
     """
 
+    _replies = None  # until it has asked, which may raise
+
     def __init__(self, runtime, ask):
         self._runtime = runtime
         self._ask = ask  # gives the replies to wait for

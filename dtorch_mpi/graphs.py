@@ -3,13 +3,14 @@
 import threading
 from dataclasses import replace
 
+import torch
+
 from . import _core, passes
 from .settings import NAMES
 
 _MOST = 63  # beside the main graph; kMaxGraphs of src/wire/record.h
 _SETTINGS = ("max_records", "max_bytes", "window_bytes", "gather_us", "traces", "passes",
              "streams")  # fmt: skip
-_lock = threading.RLock()
 _entered = threading.local()
 
 
@@ -46,7 +47,7 @@ class Graph:
             known = "can't differ between graphs" if wrong <= set(NAMES) else "are no settings"
             raise TypeError(f"{', '.join(sorted(wrong))} {known}: expected some of {_SETTINGS}")
         self._running = running = runtime()
-        with _lock:
+        with running.graphs_lock:
             reap(running)
             number = next((n for n in range(1, _MOST + 1) if n not in running.engines), None)
             if number is None:
@@ -66,6 +67,8 @@ class Graph:
             _entered.before = []
         _entered.before.append(_core.current_graph())
         _core.set_current_graph(self.number)
+        # A backward pass goes to the graph of the thread that it runs on: it has to be this one.
+        torch.autograd.set_multithreading_enabled(False)
         return self
 
     def __exit__(self, *error):
@@ -99,7 +102,7 @@ class Graph:
             self._running.sync_graph(self.number)
         finally:
             self._running.closing.add(self.number)
-            with _lock:
+            with self._running.graphs_lock:
                 reap(self._running)
 
     def __del__(self):

@@ -1,6 +1,7 @@
 """Rank 0's side of a job: the graphs' engines, the links, and the requests under way."""
 
 import itertools
+import threading
 import time
 from collections import Counter, deque
 
@@ -27,7 +28,8 @@ class Runtime:
         self._links = links_of(0)
         self._order = _controller.SendOrder()
         self.main = Engine(0, self._links, self._order, settings)
-        self.engines = {0: self.main}  # by the graph's number
+        self.engines = {0: self.main}  # by the graph's number; never changed, but replaced
+        self.graphs_lock = threading.RLock()  # held while graphs begin and end
         self.closing = set()  # graphs that end with their last tensor
         self._promises = itertools.count(1)
         self._raised = set()
@@ -49,7 +51,7 @@ class Runtime:
 
         self._raised = {record for record in self._raised if record >> 48 != number}
         engine = Engine(number, self._links_of(number), self._order, settings)
-        self.engines[number] = engine
+        self.engines = self.engines | {number: engine}
         engine.start(AgreedKernels(self))
         with issuing_to(0):
             graph_hosting.open_on_workers(number, settings.streams == "one")
@@ -58,7 +60,8 @@ class Runtime:
 
     def end_graph(self, number):
         """End a graph whose records are executed, but for frees of its last tensors."""
-        engine = self.engines.pop(number)
+        engine = self.engines[number]
+        self.engines = {n: other for n, other in self.engines.items() if n != number}
         if engine.planner is not None:
             engine.planner.stop()
         engine.shut()
@@ -146,10 +149,10 @@ class Runtime:
 
     def ask_sync(self):
         """The same of all graphs."""
-        graphs = list(self.engines)
-        if len(graphs) == 1:
-            return self.ask_graph(0)
-        return _Together([self.ask_graph(number) for number in graphs])
+        with self.graphs_lock:
+            if len(self.engines) == 1:
+                return self.ask_graph(0)
+            return _Together([self.ask_graph(number) for number in self.engines])
 
     def sync_graph(self, number):
         VoidFuture(self, lambda: self.ask_graph(number)).get()
@@ -209,7 +212,8 @@ class Runtime:
     def worker_memory(self):
         from .kernels import memory
 
-        return memory.measure(self.num_workers, list(self.engines))
+        with self.graphs_lock:
+            return memory.measure(self.num_workers, list(self.engines))
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -49,9 +49,10 @@ def stats():
     numbers["bytes_sent"] = running.bytes_sent
     numbers["controller_busy"] = sum(c.busy_seconds for c in running.controllers)
     times = torch.zeros(running.num_workers, 2, dtype=torch.int64)
-    for graph in running.engines:
-        with issuing_to(graph):
-            times += on_all_workers("stage_times", [], running.num_workers, 2).to_torch()
+    with running.graphs_lock:
+        for graph in running.engines:
+            with issuing_to(graph):
+                times += on_all_workers("stage_times", [], running.num_workers, 2).to_torch()
     numbers["workers"] = [
         {"operators": memory["operators"], "busy": busy * 1e-9, "idle": idle * 1e-9,
          "peak_memory": memory["peak"]}

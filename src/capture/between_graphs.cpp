@@ -11,7 +11,12 @@ BetweenGraphs& BetweenGraphs::get() {
 }
 
 void BetweenGraphs::begin(uint32_t graph) {
-  is_active_ = true;
+  if (graph == 0) {
+    begun_.fill(0);
+  } else {
+    is_active_ = true;
+  }
+  ++begun_[graph];
   std::erase_if(waited_, [graph](const auto& item) {
     return item.first.first == graph || item.first.second == graph;
   });
@@ -27,7 +32,7 @@ void BetweenGraphs::wait(RecordQueue& queue, const Touch& touch) {
   if (waited >= touch.position) return;
   waited = touch.position;
   Writer writer = queue.reserve(kHeaderWords + 3);
-  writer.begin(Kind::kWait, touch.queue->graph, 0, 0);
+  writer.begin(Kind::kWait, touch.queue->graph, begun_[touch.queue->graph], 0);
   writer.int_value(static_cast<int64_t>(touch.position));
   queue.commit(writer.end());
 }

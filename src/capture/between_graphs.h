@@ -8,6 +8,7 @@
 // two graphs can wait for each other.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <unordered_map>
@@ -25,7 +26,7 @@ class BetweenGraphs {
 
   // Whether there is any graph beside the main one.
   bool is_active() const { return is_active_; }
-  // There is one more, or there was.
+  // A graph of that number begins; 0 is the main one, which begins a job.
   void begin(uint32_t graph);
 
   // Before records of `queue` that use a tensor: has its workers know it, and wait for what other
@@ -70,6 +71,8 @@ class BetweenGraphs {
   std::vector<std::pair<uint64_t, bool>> noted_;  // memory that is being used, and whether written
   // (waiting graph, graph) -> the position that has been waited for
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> waited_;
+  // How many graphs of each number the job has had.
+  std::array<uint32_t, kMaxGraphs> begun_{};
 };
 
 }  // namespace dtorch

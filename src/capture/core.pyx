@@ -81,11 +81,8 @@ cdef extern from *:
       queue.while_waiting = [] { dtorch::check_workers(); };
       queue.open();
       std::lock_guard<dtorch::SpinLock> guard(queue.lock);
-      if (queue.graph == 0) {
-        dtorch::Definitions::get().begin_anew();
-      } else {
-        dtorch::BetweenGraphs::get().begin(queue.graph);
-      }
+      if (queue.graph == 0) dtorch::Definitions::get().begin_anew();
+      dtorch::BetweenGraphs::get().begin(queue.graph);
     }
 
     static void dtorch_append_meta(std::vector<dtorch::TensorMeta>& metas, int dtype,

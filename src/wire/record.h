@@ -48,7 +48,8 @@ enum class Kind : uint16_t {
                       // records of the plan from one to another, and what takes their place
   kTurn = 20,         // word 2: the place of this batch's collectives among those of all graphs
   // Of the program, between graphs (capture/between_graphs.h); never part of a window:
-  kWait = 21,         // count: graph; values: how many of its records must have run
+  kWait = 21,         // count: graph; word 2: which of that number, counted from 1; values: how many
+                      // of its records must have run
   kExport = 22,       // word 2: slot; values: ticket under which another graph takes the tensor
   kImport = 23,       // word 2: slot; count: graph that exports it; values: ticket, how many of
                       // that graph's records must have run

@@ -60,8 +60,11 @@ class WorkerGraphs {
   void set_executed(uint32_t graph, uint64_t records) {
     executed_[graph].store(records, std::memory_order_release);
   }
-  bool has_executed(uint32_t graph, uint64_t records) const {
-    return executed_[graph].load(std::memory_order_acquire) >= records;
+  // begun: which of the graphs of that number, which come one after the other, is meant; one ends
+  // when all its records are executed, and whoever waits for it may be late.
+  bool has_executed(uint32_t graph, uint32_t begun, uint64_t records) const {
+    const uint32_t now = begun_[graph].load(std::memory_order_acquire);
+    return now > begun || (now == begun && executed_[graph].load(std::memory_order_acquire) >= records);
   }
 
   // ---- tensors on their way ----------------------------------------------------------------------
@@ -79,8 +82,11 @@ class WorkerGraphs {
   // ---- memory that lost its value, so that graphs which share it know -------------------------------
   void note_spoiling(Spoiling spoiling) {
     std::lock_guard<std::mutex> guard(mutex_);
-    if (num_graphs_ > 1) spoilings_.push_back(std::move(spoiling));
+    if (num_graphs_ == 1) return;
+    spoilings_.push_back(std::move(spoiling));
+    num_spoilings_.store(spoilings_.size(), std::memory_order_release);
   }
+  size_t num_spoilings() const { return num_spoilings_.load(std::memory_order_acquire); }
   // Those since the last call, by how many the caller had seen.
   std::vector<Spoiling> spoilings_since(size_t* seen) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -108,15 +114,18 @@ class WorkerGraphs {
     std::lock_guard<std::mutex> guard(mutex_);
     if (graph >= kMaxGraphs) Reader::fail("a graph number beyond the last");
     ++num_graphs_;
-    executed_[graph].store(0, std::memory_order_release);
+    executed_[graph].store(0, std::memory_order_relaxed);
+    begun_[graph].fetch_add(1, std::memory_order_release);
   }
 
  private:
   std::array<std::atomic<uint64_t>, kMaxGraphs> executed_{};
+  std::array<std::atomic<uint32_t>, kMaxGraphs> begun_{};
   std::mutex mutex_;
   size_t num_graphs_ = 0;  // that there were so far
   std::unordered_map<uint64_t, HandedOver> handed_over_;
   std::vector<Spoiling> spoilings_;
+  std::atomic<size_t> num_spoilings_{0};
 };
 
 }  // namespace dtorch

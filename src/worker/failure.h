@@ -111,6 +111,15 @@ inline const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
+// Gives slots their value back whose memory was written over.
+inline void revive_slots(WorkerState& state, const c10::StorageImpl* storage) {
+  for (auto& entry : state.slots) {
+    if (entry.state != SlotEntry::State::kFailed || storage_of(entry.tensor) != storage) continue;
+    entry.state = SlotEntry::State::kTensor;
+    entry.failure = nullptr;
+  }
+}
+
 // Gives a slot that is about to be written over whole its value back, and every view of its memory:
 // what was lost there does not matter any more. Not where it is only a part of its memory.
 inline void revive(WorkerState& state, uint32_t slot) {
@@ -119,11 +128,7 @@ inline void revive(WorkerState& state, uint32_t slot) {
   if (storage == nullptr || storage->nbytes() != whole.nbytes() || !whole.is_non_overlapping_and_dense()) return;
   if (state.spoiled.erase(storage) == 0) return;
   state.graphs->note_spoiling({whole.storage().getWeakStorageImpl(), nullptr});
-  for (auto& entry : state.slots) {
-    if (entry.state != SlotEntry::State::kFailed || storage_of(entry.tensor) != storage) continue;
-    entry.state = SlotEntry::State::kTensor;
-    entry.failure = nullptr;
-  }
+  revive_slots(state, storage);
 }
 
 inline std::vector<uint32_t> slots_of_argument(Reader& reader) {

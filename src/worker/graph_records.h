@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "worker/failure.h"
 #include "worker/slots.h"
 
 namespace dtorch {
@@ -43,14 +44,20 @@ inline void hear_of_spoilings(WorkerState& state) {
       state.spoiled.insert_or_assign(storage.get(), spoiling);
     } else {
       state.spoiled.erase(storage.get());
+      revive_slots(state, storage.get());
     }
   }
 }
 
-inline void wait_for_graph(WorkerState& state, Reader& reader, uint32_t graph) {
+// Before a batch: the program sends no wait where it knows the other graph to be through.
+inline void hear_before_batch(WorkerState& state) {
+  if (C10_UNLIKELY(state.graphs->num_spoilings() != state.spoilings_seen)) hear_of_spoilings(state);
+}
+
+inline void wait_for_graph(WorkerState& state, Reader& reader, uint32_t graph, uint32_t begun) {
   const auto records = static_cast<uint64_t>(reader.int_value());
   if (graph >= kMaxGraphs || graph == state.graph) Reader::fail("a wait for a graph that does not exist");
-  wait_until(state, [&] { return state.graphs->has_executed(graph, records); });
+  wait_until(state, [&] { return state.graphs->has_executed(graph, begun, records); });
   hear_of_spoilings(state);
 }
 

@@ -101,10 +101,11 @@ cdef extern from "worker/pending.h" namespace "dtorch" nogil:
     void settle_all(WorkerState&)
 
 cdef extern from "worker/graph_records.h" namespace "dtorch" nogil:
-    void wait_for_graph(WorkerState&, Reader&, uint32_t)
+    void wait_for_graph(WorkerState&, Reader&, uint32_t, uint32_t)
     void export_slot(WorkerState&, Reader&, uint32_t)
     void import_slot(WorkerState&, Reader&, uint32_t)
     void pass_turn(WorkerState&)
+    void hear_before_batch(WorkerState&)
 
 cdef extern from "worker/plan.h" namespace "dtorch" nogil:
     void define_plan(WorkerState&, Reader&, uint32_t)
@@ -247,7 +248,7 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
         settle_all(state[0])
         state.stopped = True
     elif kind == Kind.kWait:
-        wait_for_graph(state[0], reader, count)
+        wait_for_graph(state[0], reader, count, number)
     elif kind == Kind.kExport:
         export_slot(state[0], reader, number)
     elif kind == Kind.kImport:
@@ -297,6 +298,7 @@ cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
     cdef const uint32_t* at = batch.begin
     cdef uint32_t words
     context.state.record = batch.first_record
+    hear_before_batch(context.state[0])
     while at < batch.end and not context.state.stopped:
         words = dtorch_record(context.state[0], context, at, batch.end, execute, 0)
         if words == 0:

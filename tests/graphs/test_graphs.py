@@ -197,6 +197,26 @@ def test_two_threads_with_a_graph_each():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_backward_runs_in_the_graph_of_its_thread():
+    found = []
+
+    def work():
+        with dt.Graph() as graph:
+            x = torch.ones(2, device="dtorch", requires_grad=True)
+            y = x * 2
+            y.register_hook(lambda gradient: gradient * slow(0.5))
+            y.sum().backward()
+            began = time.monotonic()
+            graph.sync()
+            found.extend([time.monotonic() - began, x.grad.cpu().tolist()])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found[0] > 0.3
+    assert found[1] == [6.0, 6.0]
+
+
 def test_a_loop_in_a_graph_is_replayed():
     graph = dt.Graph()
     x = torch.full((4, 4), 0.5, device="dtorch")
@@ -303,6 +323,88 @@ def test_memory_that_a_graph_left_without_a_value_and_ended():
         (x + 1).cpu()
     x.zero_()
     assert (x + 1).cpu().unique().tolist() == [1.0]
+
+
+def test_a_failure_in_another_graph_that_is_long_over():
+    graph = dt.Graph()
+    x = torch.zeros(dt.num_workers(), 2, device="dtorch")
+    with graph:
+        x + 1  # it knows x
+        x.add_(fail_on(0))
+    with pytest.raises(dt.WorkerError, match="was told to fail"):
+        graph.sync()
+    time.sleep(0.1)
+    y = x + 1  # need not wait
+    with pytest.raises(dt.WorkerError, match="was told to fail"):
+        y.cpu()
+
+
+@pytest.mark.parametrize("is_read_between", [False, True])
+def test_a_value_that_another_graph_gives_back(is_read_between):
+    graph, other = dt.Graph(), dt.Graph()
+    with graph:
+        x = torch.ones(dt.num_workers(), 2, device="dtorch")
+        x.copy_(fail_on(0))
+    with other:
+        y = x * 2
+        with pytest.raises(dt.WorkerError, match="was told to fail"):
+            y.cpu()
+        x.fill_(4)
+        if is_read_between:
+            assert x.sum().item() == 8 * dt.num_workers()
+    with graph:
+        assert (x + 1).cpu().unique().tolist() == [5.0]
+    assert x.cpu().unique().tolist() == [4.0]
+
+
+def test_a_wait_for_a_graph_whose_number_another_has_got():
+    late, graph = dt.Graph(), dt.Graph()
+    with graph:
+        x = torch.ones(2, device="dtorch")
+        for _ in range(100):
+            x = x + 1
+    with late:
+        x + 1  # it knows x
+        slow(0.5)
+    with graph:
+        slow(0.1)
+        x.add_(1)
+    with late:
+        y = x * 2  # waits for it, and looks when it has ended
+    del x
+    graph.close()
+    successor = dt.Graph()
+    assert successor.number == graph.number
+    future = y.to_torch_async()
+    deadline = time.monotonic() + 10
+    while not future.is_ready() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with successor:  # a wait that counts its records must not hang the tests
+        for _ in range(200):
+            torch.ones(2, device="dtorch")
+    assert time.monotonic() < deadline
+    assert future.get().tolist() == [204.0, 204.0]
+
+
+def test_a_graph_that_has_its_number_of_another_begins_anew():
+    other, graph = dt.Graph(), dt.Graph()
+    x = torch.ones(2, device="dtorch")
+    with other:
+        x + 1  # it knows x
+    with graph:
+        y = torch.ones(2, device="dtorch")
+        for _ in range(100):
+            y = y + 1
+    del y
+    graph.close()
+    slow(0.3)  # workers begin the next graph behind it
+    successor = dt.Graph()
+    assert successor.number == graph.number
+    with successor:
+        x.add_(1)
+    with other:
+        z = x * 2
+    assert z.cpu().tolist() == [4.0, 4.0]
 
 
 def test_closed_graphs():
