@@ -103,8 +103,11 @@ class Profile:
                     "dt.profile()` block before this one, or leave this one out"
                 )
             _active = self
+        from .runtime import runtime
+
         try:
-            self._begin()
+            with runtime().graphs_lock:
+                self._begin()
         except BaseException:
             self._end()
             raise
@@ -112,7 +115,8 @@ class Profile:
 
     def __exit__(self, kind, error, traceback):
         try:
-            self._collect()
+            with self._running.graphs_lock:
+                self._collect()
             if self._file is not None:
                 self._write_to(self._file)
         finally:
@@ -154,11 +158,12 @@ class Profile:
         _core.stop_timeline()
         _core.take_timeline()
         if self._running is not None:
-            for engine in self._running.engines.values():
-                engine.controller.take_timeline()
-        if self._workers_note and current() is self._running:
-            for graph in self._running.engines:
-                self._run(graph, "timeline.clear", [], 1)
+            with self._running.graphs_lock:
+                for engine in self._running.engines.values():
+                    engine.controller.take_timeline()
+                if self._workers_note and current() is self._running:
+                    for graph in self._running.engines:
+                        self._run(graph, "timeline.clear", [], 1)
         self._running = None
         if self._file is not None:
             self._file.close()

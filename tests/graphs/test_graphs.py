@@ -551,3 +551,31 @@ def test_a_profile_shows_each_graph():
     assert ("aten::mul.Tensor", "operators") in found
     assert ("aten::div.Tensor", own) in found and ("aten::mul.Tensor", own) not in found
     graph.close()
+
+
+def test_what_is_asked_of_all_graphs_while_another_thread_opens_and_closes_some():
+    over = threading.Event()
+    failures = []
+
+    def work():
+        try:
+            while not over.is_set():
+                with dt.Graph() as graph:
+                    torch.ones(2, device="dtorch")
+                graph.close()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            dt.sync()
+            dt.stats()
+            dt.debug.counters()
+            with dt.profile():
+                assert (torch.ones(2, device="dtorch") + 1).cpu().tolist() == [2.0, 2.0]
+    finally:
+        over.set()
+        thread.join()
+    assert not failures
