@@ -66,6 +66,8 @@ RecordQueue& RecordQueue::of(uint32_t graph) {
 RecordQueue::RecordQueue(uint32_t graph) : graph(graph), tail_(Chunk::create(kChunkWords)), head_(tail_) {}
 
 Writer RecordQueue::reserve(size_t words) {
+  TORCH_CHECK(open_ || graph == 0 || !main().is_open(), "this thread is within a dtorch_mpi.Graph that "
+              "is closed, or was shut down: leave its `with` block");
   TORCH_CHECK(open_, "no dtorch workers: the runtime was shut down, or this process was forked "
               "from the one that runs them (in a DataLoader worker use CPU tensors)");
   if (tail_words_ + words > tail_->capacity) {

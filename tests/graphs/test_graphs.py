@@ -421,6 +421,10 @@ def test_closed_graphs():
     graph.close()
     with pytest.raises(RuntimeError, match="this graph is closed"), graph:
         pass
+    with dt.Graph() as other:
+        other.close()
+        with pytest.raises(RuntimeError, match="leave its `with` block"):
+            torch.ones(2, device="dtorch")
     with pytest.raises(TypeError, match="copied or pickled"):
         copy.deepcopy(graph)
     with pytest.raises(TypeError, match="copied or pickled"):
