@@ -9,7 +9,7 @@
 namespace dtorch {
 namespace {
 
-constexpr uint32_t kFewestRecords = 8;  // of a plan
+constexpr uint32_t kFewestRecords = 6;  // of a plan
 // Of a window that no read or step ends.
 constexpr uint32_t kShortestCut = 64, kLongest = 4096;
 // A loop in a long window ends at a read or step by chance: one of so short a body, seen so often,
@@ -149,9 +149,10 @@ bool Tracer::begin_plan(const uint32_t* record) {
     return false;
   };
   // What came next the last time nearly always does again: the record need not be looked into. That a
-  // tensor is freed says nothing of what follows.
+  // tensor is freed says little of what follows, and nothing where it is known what does.
+  const bool says_little = kind_of(record) == Kind::kFree && previous_ != kNoPlan;
   if (std::ranges::none_of(successors(), begins) &&
-      (kind_of(record) == Kind::kFree || std::ranges::none_of(starting_with(record), begins))) {
+      (says_little || std::ranges::none_of(starting_with(record), begins))) {
     return false;
   }
   send_plain(record);
