@@ -74,10 +74,20 @@ void BetweenGraphs::note(RecordQueue& queue) {
   noted_.clear();
 }
 
-uint32_t BetweenGraphs::bring(RecordQueue& queue, Slot& slot) {
+const Import* BetweenGraphs::import_in(const RecordQueue& queue, const Slot& slot) {
   for (const auto& import : slot.imports) {
-    if (import.home == &queue && import.generation == queue.generation()) return import.id;
+    if (import.home == &queue && import.generation == queue.generation()) return &import;
   }
+  return nullptr;
+}
+
+uint32_t BetweenGraphs::slot_in(const RecordQueue& queue, const Slot& slot) {
+  const Import* known = import_in(queue, slot);
+  return known ? known->id : slot.id;
+}
+
+uint32_t BetweenGraphs::bring(RecordQueue& queue, Slot& slot) {
+  if (const Import* known = import_in(queue, slot)) return known->id;
   const uint64_t ticket = next_ticket_++;
   Writer exporting = slot.home->reserve(kHeaderWords + 3);
   exporting.begin(Kind::kExport, 0, slot.id, 0);

@@ -34,6 +34,8 @@ class BetweenGraphs {
   uint32_t use(RecordQueue& queue, Slot& slot, bool writes);
   // Behind these records.
   void note(RecordQueue& queue);
+  // The slot by which a graph's workers know a tensor that it has used.
+  static uint32_t slot_in(const RecordQueue& queue, const Slot& slot);
   // A view of `base` was made.
   void add_view(const Slot& base, Slot& view);
   // The slot is about to go.
@@ -60,6 +62,8 @@ class BetweenGraphs {
   };
 
   void wait(RecordQueue& queue, const Touch& touch);
+  // The slot of another graph's tensor here, if it was brought; else null.
+  static const Import* import_in(const RecordQueue& queue, const Slot& slot);
   uint32_t bring(RecordQueue& queue, Slot& slot);
   void track(Memory& memory, Slot& slot);
   void sweep();

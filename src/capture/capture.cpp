@@ -176,7 +176,8 @@ void capture_measured(RecordQueue& queue, OperatorInfo& info, const CallKey& key
   for (size_t r = 0; r < info.returns.size(); ++r) {
     described.push_back(info.returns[r].written_argument < 0
                             ? (*slots)[next++]
-                            : slot_in(queue, arguments[info.returns[r].written_argument].toTensor()));
+                            : BetweenGraphs::slot_in(
+                                  queue, slot_of(arguments[info.returns[r].written_argument].toTensor())));
   }
   std::vector<TensorMeta> metas;
   try {

@@ -192,14 +192,6 @@ bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, c
   return is_apart;
 }
 
-uint32_t slot_in(const RecordQueue& queue, const at::Tensor& tensor) {
-  const auto& slot = slot_of(tensor);
-  for (const auto& import : slot.imports) {
-    if (import.home == &queue && import.generation == queue.generation()) return import.id;
-  }
-  return slot.id;
-}
-
 uint32_t site_on_workers(uint32_t site) {
   static Definitions& definitions = Definitions::get();
   static std::vector<bool> defined{true};

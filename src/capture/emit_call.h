@@ -13,7 +13,5 @@ using Slots = c10::SmallVector<uint32_t, 8>;
 bool emit_call(RecordQueue& queue, OperatorInfo& info, const CallEntry& entry, const CallKey& key,
                const c10::IValue* arguments, uint32_t site, const c10::IValue& generator_pair,
                Slots* outputs);
-// The slot by which a queue's workers know a tensor that a record of it has named.
-uint32_t slot_in(const RecordQueue& queue, const at::Tensor& tensor);
 
 }  // namespace dtorch

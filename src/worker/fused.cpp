@@ -76,6 +76,16 @@ Spread spread_over(at::Tensor* tensor, at::IntArrayRef sizes) {
   return spread;
 }
 
+void check_input(const FusedKernel& kernel, int64_t number, size_t i, const at::Tensor& input,
+                 at::IntArrayRef sizes) {
+  const auto extent = kernel.extents[i];
+  TORCH_CHECK(input.device().is_cpu() && input.scalar_type() == kernel.inputs[i] &&
+                  (extent != FusedKernel::Extent::kWhole || input.sizes() == sizes) &&
+                  (extent != FusedKernel::Extent::kOne || input.numel() == 1),
+              "input ", i, " of fused kernel ", number, " is ", input.toString(), input.sizes(),
+              ": expected ", c10::toString(kernel.inputs[i]), " as the others");
+}
+
 // least: sizes that the outputs have at least, where inputs don't say so.
 std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers,
                               at::IntArrayRef least) {
@@ -91,11 +101,7 @@ std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRe
   std::vector<void*> pointers;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Extent extent = kernel.extents[i];
-    TORCH_CHECK(inputs[i].device().is_cpu() && inputs[i].scalar_type() == kernel.inputs[i] &&
-                    (extent != Extent::kWhole || inputs[i].sizes() == sizes) &&
-                    (extent != Extent::kOne || inputs[i].numel() == 1),
-                "input ", i, " of fused kernel ", number, " is ", inputs[i].toString(), inputs[i].sizes(),
-                ": expected ", c10::toString(kernel.inputs[i]), " as the others");
+    check_input(kernel, number, i, inputs[i], sizes);
     if (extent == Extent::kSpread) {
       spreads.push_back(spread_over(&kept[i], sizes));
     } else {
@@ -160,11 +166,7 @@ std::vector<at::Tensor> fused_rows(int64_t number, at::TensorList inputs, at::Ar
   std::vector<void*> pointers;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Extent extent = kernel.extents[i];
-    TORCH_CHECK(inputs[i].device().is_cpu() && inputs[i].scalar_type() == kernel.inputs[i] &&
-                    (extent != Extent::kWhole || inputs[i].sizes() == sizes) &&
-                    (extent != Extent::kOne || inputs[i].numel() == 1),
-                "input ", i, " of fused kernel ", number, " is ", inputs[i].toString(), inputs[i].sizes(),
-                ": expected ", c10::toString(kernel.inputs[i]), " as the others");
+    check_input(kernel, number, i, inputs[i], sizes);
     const bool is_one_for_each = extent == Extent::kRow || extent == Extent::kColumn;
     contiguous.push_back(is_one_for_each ? one_for_each(inputs[i], sizes, first_column, extent == Extent::kColumn)
                                          : inputs[i].contiguous());
