@@ -38,6 +38,7 @@ class Runtime:
         self.groups = None
         self.first_rank = None  # under MPI: worker 0's
         self.end_job = None  # under MPI: leaves with all ranks after a failure
+        self.leaves_last = False  # under MPI: this process waits for the workers' to end
         self.closed = False
 
     def start(self):

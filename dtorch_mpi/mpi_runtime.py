@@ -8,8 +8,9 @@ import sys
 import time
 import traceback
 
-from . import _core, _worker, watcher
+from . import _core, _worker, stop_requests, watcher
 from ._collectives import delay_collectives
+from .death_watch import records
 from .job import Runtime
 from .kernels.graph_hosting import GraphHost
 from .launch.agreement import check_agreement
@@ -59,6 +60,8 @@ def start(settings, launch):
     same_node = [leaders[rank] == leaders[0] for rank in ranks]
     board = _mpi.SharedMemory(node, SHARED_BYTES) if leaders[comm.rank] == leaders[0] else None
     maker = _mpi.group_maker(comm, first_rank)
+    folder = watcher.job_folder()
+    stop_requests.join_job(comm.Dup(), folder)
     delay_collectives(settings.collective_delay_us)
     of_node = [rank for rank in ranks if leaders[rank] == leader]
     threads = settings.threads or cpu_threads(max(1, len(of_node)))
@@ -66,7 +69,7 @@ def start(settings, launch):
     if comm.rank > 0:
         device = device_for(of_node.index(comm.rank))
         try:
-            _serve(comm, worker, str(device), ranks, board, maker, settings, threads)
+            _serve(comm, worker, str(device), ranks, board, maker, settings, threads, folder)
         except BaseException as error:
             # Rank 0 and the others would wait for this one for ever.
             traceback.print_exc()
@@ -74,7 +77,7 @@ def start(settings, launch):
             sys.stderr.flush()
             comm.Abort(1)
 
-    _begin_flight(comm, "client", by_client=not cohost)
+    _begin_flight(comm, folder, "client", by_client=not cohost)
     hosted = None
     if cohost:
         hosted = ThreadWorkers(0, 1, len(ranks), settings, threads, maker)
@@ -98,7 +101,10 @@ def start(settings, launch):
         # Futures that the program still holds: a worker that has yet to send can't leave.
         while remote is not None and not remote.receive_all(0.1):
             pass
+        own = comm.rank
         _finish(comm, remote, board)
+        if running.leaves_last:
+            _wait_for_other_ranks(folder, own, several_nodes=len(on_first) < len(leaders))
 
     def end_failed_job():
         """Whether all ranks could leave in good order within seconds."""
@@ -119,7 +125,7 @@ def finalize():
         MPI.Finalize()
 
 
-def _serve(comm, worker, device, ranks, board, maker, settings, threads):
+def _serve(comm, worker, device, ranks, board, maker, settings, threads, folder):
     from . import _mpi
 
     # Rank 0 decides what a Ctrl-C means; the launcher sends it to all.
@@ -150,7 +156,7 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
 
     serving, drain = make(worker, 0, settings.streams == "one")
     graphs = GraphHost(make, threads, failed)
-    _begin_flight(comm, f"worker {worker}", by_client=False)
+    _begin_flight(comm, folder, f"worker {worker}", by_client=False)
     serving.note_flight()
     serving.run(threads)
     graphs.stop()
@@ -165,15 +171,25 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
     ctypes.CDLL(None).exit(0)
 
 
-def _begin_flight(comm, role, *, by_client):
+def _begin_flight(comm, folder, role, *, by_client):
     """Start this rank's flight record and the process that reads it should this one die."""
-    folder = watcher.job_folder()
     host = socket.gethostname()
     path = f"{folder}/rank-{comm.rank}.record" if folder else ""
     in_file = _core.open_flight_record(path, comm.rank, comm.size, host, role, by_client=by_client)
     watcher.start(
         path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host
     )
+
+
+def _wait_for_other_ranks(folder, own, several_nodes):
+    """Let them end first: srun kills those that are left once one has ended with a code."""
+    until = time.monotonic() + 10
+    while folder and any(rank != own for rank, _ in records(folder)):
+        if time.monotonic() > until:
+            return
+        time.sleep(0.01)
+    if several_nodes:
+        time.sleep(1)  # nothing here tells of those
 
 
 def _finish(comm, link, board, limit=None):

@@ -28,6 +28,20 @@ def hold_mark(path):
     return high
 
 
+def has_ended(path):
+    """Whether the process that held the mark at `path` has ended."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True  # its watcher has removed it
+    try:
+        return os.read(fd, 1) == b""
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
 class ProcessEnd:
     """Waits for one process, and tells which others ended before it.
 

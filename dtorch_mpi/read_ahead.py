@@ -20,7 +20,10 @@ class ReadAhead:
         """Have `read()` called in time for take(key)."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="dtorch-reader")
-        self._reads[key] = self._pool.submit(read)
+        try:
+            self._reads[key] = self._pool.submit(read)
+        except RuntimeError:
+            return  # the interpreter is ending: what is still taken is read then
         while len(self._reads) > MOST:
             self._reads.popitem(last=False)[1].cancel()
 

@@ -6,6 +6,7 @@ with the files' sizes and checksums. Nothing in it is ever executed.
 """
 
 from . import worker_reading, worker_writing  # noqa: F401 -- they register kernels
+from .checkpointer import REQUEUE_CODE, Checkpointer
 from .errors import CheckpointError
 from .exchange import export_safetensors, export_torch, import_safetensors, import_torch
 from .folder import latest
@@ -14,6 +15,7 @@ from .random_state import RandomState
 from .saving import SaveFuture, save, save_async
 
 __all__ = [
-    "CheckpointError", "RandomState", "SaveFuture", "export_safetensors", "export_torch",
-    "import_safetensors", "import_torch", "latest", "load", "save", "save_async",
+    "REQUEUE_CODE", "CheckpointError", "Checkpointer", "RandomState", "SaveFuture",
+    "export_safetensors", "export_torch", "import_safetensors", "import_torch", "latest", "load",
+    "save", "save_async",
 ]  # fmt: skip

@@ -177,12 +177,31 @@ def _mean_of(loss, position):
     return mean_loss
 
 
+def _gradient_of_mean(gradient, position):
+    """As that of the sum, of a gradient over the count."""
+
+    def mean_gradient(grad_output, *args, **kwargs):
+        arguments = list(args)
+        arguments[position - 1] = _SUM
+        count = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+        return gradient(grad_output / count, *arguments, **kwargs)
+
+    return mean_gradient
+
+
 MEAN_LOSSES = {
     loss: (position, _mean_of(loss, position))
     for loss, position in (
         (aten.mse_loss.default, 2), (aten.smooth_l1_loss.default, 2), (aten.huber_loss.default, 2),
         (aten.soft_margin_loss.default, 2), (aten.binary_cross_entropy.default, 3),
         (aten.binary_cross_entropy_with_logits.default, 4),
+    )
+} | {
+    gradient: (position, _gradient_of_mean(gradient, position))
+    for gradient, position in (
+        (aten.mse_loss_backward.default, 3), (aten.smooth_l1_loss_backward.default, 3),
+        (aten.huber_loss_backward.default, 3), (aten.soft_margin_loss_backward.default, 3),
+        (aten.binary_cross_entropy_backward.default, 4),
     )
 }
 

@@ -10,7 +10,7 @@ from dtorch_mpi.sharding.rule_table import register
 from dtorch_mpi.sharding.selection import AxisRule
 
 aten, dtorch = torch.ops.aten, torch.ops.dtorch
-_NONE, _SUM = 0, 2
+_NONE, _MEAN, _SUM = 0, 1, 2
 
 register(
     aten.complex.default, aten.polar.default, aten.floor_divide.default, aten.rsub.Tensor,
@@ -60,6 +60,23 @@ register(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.def
          aten.soft_margin_loss.default)(_pointwise_loss(2))
 register(aten.binary_cross_entropy.default)(_pointwise_loss(3))
 register(aten.binary_cross_entropy_with_logits.default)(_pointwise_loss(4))
+
+
+def _pointwise_gradient(position):
+    """Gradients of those; one of a mean counts the elements."""
+
+    def rules(args, kwargs, outputs):
+        if _reduction(args, position) == _MEAN:
+            return []
+        return broadcast_rules(args, kwargs, outputs)
+
+    return rules
+
+
+register(aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
+         aten.huber_loss_backward.default, aten.soft_margin_loss_backward.default,
+         )(_pointwise_gradient(3))
+register(aten.binary_cross_entropy_backward.default)(_pointwise_gradient(4))
 
 
 def _rows(position):
