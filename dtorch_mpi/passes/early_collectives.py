@@ -9,6 +9,7 @@ from .facts import (
     communicates,
     is_collective,
     is_view,
+    keeps_sums,
     packet,
     shardings,
     steps,
@@ -102,7 +103,7 @@ class _Buckets:
 
     def begin_all(self):
         open_ = {}
-        limit = FIRST_BUCKET
+        limit = 0 if keeps_sums() else FIRST_BUCKET
         for ready, turn, node in sorted(self._waiting, key=lambda found: found[:2]):
             value = node.outputs[0]
             key = value.dtype, shardings(node)
@@ -115,7 +116,7 @@ class _Buckets:
             if sum(_bytes(other.outputs[0]) for *_, other in bucket) >= limit:
                 self._begin(bucket)
                 bucket.clear()
-                limit = BUCKET
+                limit = limit and BUCKET
         for bucket in open_.values():
             self._begin(bucket)
 

@@ -24,6 +24,14 @@ _JUDGES_VALUES = {"aten::div", "aten::remainder", "aten::floor_divide", "aten::f
 SHARD, PARTIAL = 1, 2  # the low byte of a packed placement; 0: replicated
 
 
+def keeps_sums():
+    """Whether each sum must stay in the order that PyTorch's operators add it up in.
+
+    A training that goes on from a checkpoint runs what is not rewritten yet, to the same bits then.
+    """
+    return torch.are_deterministic_algorithms_enabled()
+
+
 def packet(node):
     return node.name.partition(".")[0]
 

@@ -2,6 +2,7 @@
 
 from ..fusion.spec import number_of, packed
 from . import graph_pass, list_groups, pointwise_groups, reduction_groups
+from .facts import keeps_sums
 
 
 @graph_pass
@@ -26,7 +27,7 @@ def fusion(graph):
             left_out.update(id(part.node) for part in fused.group.parts)
 
     # What is in several kinds of group goes to the first.
-    for group in reduction_groups.find(graph):
+    for group in () if keeps_sums() else reduction_groups.find(graph):
         use(reduction_groups.FusedRows(graph, group))
     for group in list_groups.find(graph):
         fused = list_groups.FusedLists(graph, group)

@@ -6,6 +6,7 @@ from .facts import (
     PARTIAL,
     communicates,
     is_collective,
+    keeps_sums,
     packet,
     shardings,
     steps,
@@ -41,6 +42,8 @@ def redundant_collectives(graph):
     Summed everywhere and then cut becomes a reduce-scatter, cut and then gathered becomes nothing,
     a sum that was cut and then gathered becomes an all-reduce.
     """
+    if keeps_sums():
+        return
     written = written_bases(graph)
     for second in list(graph.nodes):
         if not is_collective(second):
