@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Look over every source: Python, Cython, shell, spelling. Non-zero when anything is found.
+# Look over every source: Python, Cython, shell, spelling, the API's types. Non-zero when anything is found.
 # What it needs is the extra `lint` of pyproject.toml, installed where a tool is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-for tool in ruff cython-lint codespell shellcheck; do
+for tool in ruff cython-lint codespell shellcheck mypy; do
   if ! command -v "$tool" > /dev/null; then
     python -c 'import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["lint"], sep="\n")' \
@@ -26,4 +26,5 @@ look ruff check --quiet .
 look cython-lint src
 look codespell
 look shellcheck --external-sources "${shell[@]}"
+look mypy --no-error-summary
 exit "$found"
