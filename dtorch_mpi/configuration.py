@@ -1,5 +1,7 @@
 """`dt.config`: the settings as attributes, also while the workers run."""
 
+from typing import Any
+
 from . import passes, runtime, settings
 from .kernels.alternatives import configure
 
@@ -16,13 +18,13 @@ class Config:
     and ValueError for a value that does not fit.
     """
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         _check(name)
         running = runtime.current()
         chosen = running.settings if running else settings.from_environment(**settings.preset)
         return getattr(chosen, name)
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         _check(name)
         running = runtime.current()
         if running is None:
@@ -48,7 +50,7 @@ class Config:
                 "dt.shutdown()"
             )
 
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         return list(settings.NAMES)
 
 

@@ -6,12 +6,15 @@ import itertools
 import operator
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from .mesh import GivenPlacements
 from .read_ahead import ReadAhead
 
 _open_files = threading.local()
@@ -24,7 +27,7 @@ class H5Dataset:
     file, no such dataset in it, or one that holds no numbers or no rows.
     """
 
-    def __init__(self, path, dataset):
+    def __init__(self, path: str | os.PathLike, dataset: str) -> None:
         # Workers may have another working directory.
         self.path = str(Path(path).absolute())
         self.dataset = dataset
@@ -41,11 +44,13 @@ class H5Dataset:
             )
         self.shape = stored.shape
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.shape[0]
 
-    def batches(self, batch_size, *, seed, mesh=None, placements=None, device=None, epochs=1,
-                drop_last=True, dtype=torch.int64, start=0, start_row=None, prefetch=2):
+    def batches(self, batch_size: int, *, seed: int, mesh: DeviceMesh | None = None,
+                placements: GivenPlacements = None, device: torch.device | str | None = None,
+                epochs: int | None = 1, drop_last: bool = True, dtype: torch.dtype = torch.int64,
+                start: int = 0, start_row: int | None = None, prefetch: int = 2) -> "Batches":
         """Return an iterable over shuffled batches, tensors of shape (batch_size, *row).
 
         A batch is a `dtorch` tensor on `mesh` with `placements`, each worker reading the rows of
@@ -118,7 +123,7 @@ class Batches:
         full, rest = divmod(num_rows, self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
-    def __len__(self):
+    def __len__(self) -> int:
         """How many batches an iteration gives."""
         if self.epochs is None:
             raise TypeError("batches with epochs=None have no length")
@@ -128,7 +133,7 @@ class Batches:
         left = self._batches_of(len(self.source) - row)
         return left + (self.epochs - epoch - 1) * self.batches_per_epoch
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, int]:
         """Where the latest iteration is: {"epoch", "row", "seed", "num_rows"}, integers.
 
         row: of the epoch's order, that the next batch begins with.
@@ -136,7 +141,7 @@ class Batches:
         epoch, row = self._position
         return {"epoch": epoch, "row": row, "seed": self.seed, "num_rows": len(self.source)}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, int]) -> None:
         """Have iterations begin there. Raises ValueError where the rows have another order."""
         for name, own in (("seed", self.seed), ("num_rows", len(self.source))):
             if state[name] != own:
@@ -146,7 +151,7 @@ class Batches:
                 )
         self._begin = self._position = state["epoch"], state["row"]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[torch.Tensor]:
         reader = _Here(self) if self.device is not None else _OnWorkers(self)
         try:
             upcoming = self._upcoming()
@@ -233,13 +238,15 @@ class _OnWorkers:
         pass
 
 
-def epoch_order(num_rows, seed, epoch):
+def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of the rows in an epoch, int64 of shape (num_rows,)."""
     key = np.array([seed, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key)).permutation(num_rows)
 
 
-def read_rows(path, dataset, rows, dtype):
+def read_rows(
+    path: str | os.PathLike, dataset: str, rows: Sequence[int] | np.ndarray, dtype: torch.dtype
+) -> torch.Tensor:
     """Read rows of an HDF5 dataset, in the order given, into a CPU tensor (len(rows), *row).
 
     Raises ValueError when the file, the dataset or a row does not exist.

@@ -3,7 +3,7 @@
 from . import _core
 
 
-def counters():
+def counters() -> dict[str, int]:
     """Counts since the start, by name.
 
     operators: issued. misses: calls whose outputs had to be worked out. new_sizes: calls of a
@@ -33,7 +33,7 @@ def counters():
     return numbers
 
 
-def graph(dot=False):
+def graph(dot: bool = False) -> list[dict[str, str]]:
     """The windows of this thread's graph that were rewritten last, newest first: [{stage: text}].
 
     The stages are "program", as it was issued, and then each pass by its name, as that left it.
@@ -51,7 +51,7 @@ def graph(dot=False):
     ]
 
 
-def fallbacks():
+def fallbacks() -> list[tuple[str, tuple[str, ...], int]]:
     """[(operator, placements, times)] of calls that gathered inputs for want of a better rule.
 
     A program is warned of them too, by :class:`FallbackWarning` at its own lines.

@@ -14,7 +14,16 @@ class WorkerError(RuntimeError):
     under a launcher, else None), host, record (its number in the program's order).
     """
 
-    def __init__(self, text, site, record, worker, host, rank=None):
+    operator: str
+    reason: str
+    site: str
+    record: int
+    worker: int
+    rank: int | None
+    host: str
+
+    def __init__(self, text: str, site: int | str, record: int, worker: int, host: str,
+                 rank: int | None = None) -> None:
         self.operator, _, self.reason = text.partition("): ")
         if self.reason:
             self.operator += ")"

@@ -5,27 +5,39 @@ all workers, as torch's own factories make it. Random ones hold the same numbers
 placements.
 """
 
+from collections.abc import Sequence
+
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from .kernels import call
-from .mesh import check_placements
+from .mesh import GivenPlacements, check_placements
 
 
-def empty(*size, dtype=None, mesh=None, placements=None, requires_grad=False):
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None,
+          mesh: DeviceMesh | None = None, placements: GivenPlacements = None,
+          requires_grad: bool = False) -> torch.Tensor:
     """Memory that is not set."""
     return _made(_meta(size, dtype), mesh, placements, requires_grad)
 
 
-def zeros(*size, dtype=None, mesh=None, placements=None, requires_grad=False):
+def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None,
+          mesh: DeviceMesh | None = None, placements: GivenPlacements = None,
+          requires_grad: bool = False) -> torch.Tensor:
     return _made(_meta(size, dtype), mesh, placements, requires_grad, torch.Tensor.zero_)
 
 
-def ones(*size, dtype=None, mesh=None, placements=None, requires_grad=False):
+def ones(*size: int | Sequence[int], dtype: torch.dtype | None = None,
+         mesh: DeviceMesh | None = None, placements: GivenPlacements = None,
+         requires_grad: bool = False) -> torch.Tensor:
     return full(*size, fill_value=1, dtype=dtype or torch.get_default_dtype(), mesh=mesh,
                 placements=placements, requires_grad=requires_grad)
 
 
-def full(*size, fill_value=None, dtype=None, mesh=None, placements=None, requires_grad=False):
+def full(*size: int | Sequence[int] | complex, fill_value: complex | None = None,
+         dtype: torch.dtype | None = None,
+         mesh: DeviceMesh | None = None, placements: GivenPlacements = None,
+         requires_grad: bool = False) -> torch.Tensor:
     """`full((2, 3), 7)` or `full(2, 3, fill_value=7)`; the value's dtype unless one is given."""
     if fill_value is None:
         if len(size) != 2 or isinstance(size[0], int):
@@ -35,20 +47,28 @@ def full(*size, fill_value=None, dtype=None, mesh=None, placements=None, require
     return _made(meta, mesh, placements, requires_grad, lambda made: made.fill_(fill_value))
 
 
-def rand(*size, dtype=None, generator=None, mesh=None, placements=None, requires_grad=False):
+def rand(*size: int | Sequence[int], dtype: torch.dtype | None = None,
+         generator: torch.Generator | None = None,
+         mesh: DeviceMesh | None = None, placements: GivenPlacements = None,
+         requires_grad: bool = False) -> torch.Tensor:
     """Uniform numbers in [0, 1)."""
     return _made(_meta(size, dtype), mesh, placements, requires_grad,
                  lambda made: made.uniform_(generator=generator))
 
 
-def randn(*size, dtype=None, generator=None, mesh=None, placements=None, requires_grad=False):
+def randn(*size: int | Sequence[int], dtype: torch.dtype | None = None,
+          generator: torch.Generator | None = None,
+          mesh: DeviceMesh | None = None, placements: GivenPlacements = None,
+          requires_grad: bool = False) -> torch.Tensor:
     """Standard normal numbers."""
     return _made(_meta(size, dtype), mesh, placements, requires_grad,
                  lambda made: made.normal_(generator=generator))
 
 
-def randint(low, high, size=None, *, dtype=torch.int64, generator=None, mesh=None,
-            placements=None):
+def randint(low: int, high: int | Sequence[int], size: Sequence[int] | None = None, *,
+            dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
+            mesh: DeviceMesh | None = None,
+            placements: GivenPlacements = None) -> torch.Tensor:
     """Integers from `low` (0 if left out) up to `high`, which is not among them."""
     if size is None:
         low, high, size = 0, low, high

@@ -4,6 +4,10 @@ import asyncio
 import threading
 import time
 import weakref
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 
 class VoidFuture:
@@ -23,12 +27,12 @@ class VoidFuture:
         self._done = False
         self._value = None
 
-    def is_ready(self):
+    def is_ready(self) -> bool:
         """Whether get() would return at once. Never waits."""
         replies = self._replies
         return replies is None or replies.poll()
 
-    def wait(self, timeout_ms):
+    def wait(self, timeout_ms: float) -> None:
         """Wait at most `timeout_ms` milliseconds for the value and return it.
 
         Raises TimeoutError if it is not there by then; it can still be had later. Raises
@@ -52,7 +56,7 @@ class VoidFuture:
                 self._runtime.check()
         return self._result()
 
-    def get(self):
+    def get(self) -> None:
         """Wait for the value and return it; again, the same one. Raises WorkerError."""
         while (replies := self._replies) is not None:
             if replies.wait(100_000):
@@ -71,7 +75,7 @@ class VoidFuture:
         self._runtime.put_back(failures)
         return self._assemble([value for value, _ in parts]) if not failures else None
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, None, None]:
         while not self.is_ready():
             yield from _Poller.of(asyncio.get_running_loop()).ready(self).__await__()
         return self.get()
@@ -120,6 +124,11 @@ class TensorFuture(VoidFuture):
     """A tensor's full value on its way; `get()` gives a torch.Tensor on the CPU."""
 
     _needs_value = True
+
+    if TYPE_CHECKING:
+        def wait(self, timeout_ms: float) -> torch.Tensor: ...
+        def get(self) -> torch.Tensor: ...
+        def __await__(self) -> Generator[Any, None, torch.Tensor]: ...
 
     def __init__(self, runtime, replies, assemble):
         super().__init__(runtime, lambda: replies)

@@ -2,10 +2,12 @@
 
 import threading
 from dataclasses import replace
+from typing import Self
 
 import torch
 
 from . import _core, passes
+from .future import VoidFuture
 from .settings import NAMES
 
 _MOST = 63  # beside the main graph; kMaxGraphs of src/wire/record.h
@@ -40,7 +42,7 @@ class Graph:
 
     _engine = None  # until it is there
 
-    def __init__(self, **settings):
+    def __init__(self, **settings: int | str | bool) -> None:
         from .runtime import runtime
 
         if wrong := settings.keys() - set(_SETTINGS):
@@ -61,7 +63,7 @@ class Graph:
         self.number = number
         self.is_closed = False
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._check_open()
         if not hasattr(_entered, "before"):
             _entered.before = []
@@ -71,24 +73,22 @@ class Graph:
         torch.autograd.set_multithreading_enabled(False)
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         _core.set_current_graph(_entered.before.pop())
 
-    def sync(self):
+    def sync(self) -> None:
         """Wait until the workers have executed everything issued to this graph.
 
         Raises WorkerError for a failure in it that nobody has read.
         """
         self.sync_future().get()
 
-    def sync_future(self):
+    def sync_future(self) -> VoidFuture:
         """A VoidFuture that is ready when everything issued to this graph so far is executed."""
-        from .future import VoidFuture
-
         self._check_running()
         return VoidFuture(self._running, lambda: self._running.ask_graph(self.number))
 
-    def close(self):
+    def close(self) -> None:
         """Wait until all is executed, and take no operators any more; again, does nothing.
 
         Its tensors stay. Raises WorkerError for a failure in it that nobody has read.

@@ -1,6 +1,8 @@
 """Meshes and shardings: PyTorch's own classes, and the numbers that workers know them by."""
 
 import threading
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -8,6 +10,9 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from . import _core, _sharding
 from .sharding.placements import pack
+
+# One placement for each axis; a single one of a mesh with one axis; None replicates.
+GivenPlacements: TypeAlias = Placement | Sequence[Placement] | None
 
 _lock = threading.RLock()  # of the tables, while a number is given out
 _meshes = {}  # (workers, shape, names) -> number
@@ -18,7 +23,9 @@ _shardings = {}  # (mesh number, packed placements) -> number
 _sharding_of = {}  # number -> (DeviceMesh, placements)
 
 
-def init_device_mesh(mesh_shape, *, mesh_dim_names=None):
+def init_device_mesh(
+    mesh_shape: Sequence[int], *, mesh_dim_names: tuple[str, ...] | None = None
+) -> DeviceMesh:
     """A mesh of all workers, as torch.distributed.init_device_mesh makes it.
 
     mesh_shape: workers along each axis; their product is the number of workers. Raises

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from typing import Any, Self
 
 import torch
 
@@ -21,7 +22,7 @@ _lock = threading.Lock()
 _active = None  # the Profile that is being taken
 
 
-def profile(path=None, *, max_events=1 << 17):
+def profile(path: str | os.PathLike | None = None, *, max_events: int = 1 << 17) -> "Profile":
     """A :class:`Profile` of the block that it is the context of.
 
         with dt.profile("trace.json"):
@@ -71,7 +72,9 @@ class Profile:
     written, and RuntimeError if the workers were shut down in the block.
     """
 
-    def __init__(self, path=None, *, max_events=1 << 17):
+    def __init__(
+        self, path: str | os.PathLike | None = None, *, max_events: int = 1 << 17
+    ) -> None:
         if path is not None:
             path = os.fspath(path)
         if isinstance(max_events, bool) or not isinstance(max_events, int):
@@ -94,7 +97,7 @@ class Profile:
 
     # ---- the block ---------------------------------------------------------------------------
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         global _active
         with _lock:
             if _active is not None:
@@ -113,7 +116,7 @@ class Profile:
             raise
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             with self._running.graphs_lock:
                 self._collect()
@@ -264,7 +267,7 @@ class Profile:
 
     # ---- the events --------------------------------------------------------------------------
 
-    def events(self):
+    def events(self) -> list[dict[str, Any]]:
         """The trace's events, a list of dicts as in the file.
 
         Those with "ph" "X" have a begin ("ts") and a duration ("dur"), in microseconds from the
@@ -275,7 +278,7 @@ class Profile:
         self._check_ended()
         return self._trace.events()
 
-    def write(self, path):
+    def write(self, path: str | os.PathLike) -> None:
         """Write the trace to a file. Raises ValueError before the block has ended, and OSError."""
         self._check_ended()
         with open(path, "w") as file:

@@ -21,7 +21,9 @@ _over = False
 before_shutdown = []
 
 
-def init(workers=None, cohost=None, **settings):
+def init(
+    workers: int | None = None, cohost: bool | None = None, **settings: int | str | bool
+) -> None:
     """Start the workers. On a worker rank this never returns.
 
     workers: how many worker threads, where there is no launcher (DTORCH_WORKERS).
@@ -111,28 +113,28 @@ def current():
     return _current
 
 
-def is_initialized():
+def is_initialized() -> bool:
     """Whether the workers run."""
     return _current is not None
 
 
-def num_workers():
+def num_workers() -> int:
     """How many workers this job has."""
     return runtime().num_workers
 
 
-def sync():
+def sync() -> None:
     """Wait until the workers have executed everything issued; raises WorkerError for a failure."""
     sync_future().get()
 
 
-def sync_future():
+def sync_future() -> VoidFuture:
     """A VoidFuture that is ready when everything issued so far is executed."""
     running = runtime()
     return VoidFuture(running, running.ask_sync)
 
 
-def shutdown():
+def shutdown() -> None:
     """End the workers. Raises WorkerError for a failure that nobody has read.
 
     Waits for a checkpoint that is being written, and raises its error if it fails. Called at

@@ -1,12 +1,14 @@
 """Where a job's work and time go, in numbers."""
 
+from typing import Any
+
 import torch
 
 from . import _core
 from .engine import issuing_to
 
 
-def stats():
+def stats() -> dict[str, Any]:
     """Numbers since the workers were started, as a dict.
 
     records: issued, by the process, whatever for (operators, frees, reads, definitions). operators:

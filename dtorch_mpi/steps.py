@@ -10,7 +10,7 @@ from . import _core
 from .runtime import is_initialized
 
 
-def mark_step():
+def mark_step() -> None:
     """Say that a step of the program ends here, such as one token of many or one batch of a test.
 
     Never needed: it helps where no value is read and no optimizer steps. Does not wait.

@@ -1,11 +1,13 @@
 """Distributed tensors: placing, reading, and the methods that torch.Tensor gains."""
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate
 
 from . import _core, _sharding
 from .engine import issuing_to
 from .mesh import (
+    GivenPlacements,
     check_placements,
     is_whole,
     mesh_number,
@@ -14,7 +16,7 @@ from .mesh import (
     sharding_of,
     whole_mesh,
 )
-from .sharding.plan import check_plan, placements_for
+from .sharding.plan import Plan, check_plan, placements_for
 
 
 def is_dtorch(tensor):
@@ -31,7 +33,9 @@ def device_mesh(tensor):
     return sharding_of(_core.sharding(tensor))[0]
 
 
-def distribute_tensor(tensor, mesh, placements=None):
+def distribute_tensor(
+    tensor: torch.Tensor, mesh: DeviceMesh, placements: GivenPlacements = None
+) -> torch.Tensor:
     """Place a tensor on a mesh.
 
     tensor: on the CPU (each worker is sent its own part only) or on the dtorch device.
@@ -167,14 +171,14 @@ def to_torch(tensor):
     return to_torch_async(tensor).get()
 
 
-def full_tensor(tensor):
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The same value, replicated on the tensor's mesh; differentiable."""
     if device_mesh(_checked(tensor)) is None:
         return tensor
     return redistribute(tensor, placements=None)
 
 
-def local_shards(tensor):
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Each worker's part as a CPU tensor, by row-major mesh coordinate."""
     value = read(_checked(tensor))
     number = _core.sharding(tensor)
@@ -197,7 +201,9 @@ def _checked(tensor):
     return tensor
 
 
-def distribute_module(module, mesh, plan=None):
+def distribute_module(
+    module: torch.nn.Module, mesh: DeviceMesh, plan: Plan | None = None
+) -> torch.nn.Module:
     """Place a module's parameters and buffers on a mesh, in place; returns the module.
 
     plan: {name pattern: placements}, patterns as in fnmatch on qualified parameter names; what

@@ -13,7 +13,7 @@ import statistics
 import time
 
 import torch
-from figures import FIGURES, in_turn, report, seconds, start_ranks, table
+from figures import FIGURES, finish, in_turn, report, seconds, start_ranks, table
 
 SIZE = 8
 
@@ -224,7 +224,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--count", type=int, default=100_000, help="operators end to end")
     parser.add_argument("--only", default="", help="part names: issue,end,read,dtensor,gpt,mpi")
-    parser.add_argument("--ranks", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", action="store_true",
+                        help="only what a job that a launcher has started measures of itself")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.count = 3, 20_000
@@ -232,7 +233,9 @@ def main():
 
     dt.init(passes="none")  # what is issued is executed
     if arguments.ranks:
-        return ranks_part(dt, arguments)
+        ranks_part(dt, arguments)
+        finish()
+        return
     wanted = set(arguments.only.split(",")) if arguments.only else {
         "issue", "end", "read", "dtensor", "gpt", "mpi"}
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, "
@@ -253,6 +256,7 @@ def main():
         ranks(counts, 1 if arguments.quick else 3, arguments)
         flatness(counts)
     table()
+    finish()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import tempfile
 import time
 
 import torch
-from figures import report, start_ranks, table
+from figures import finish, report, start_ranks, table
 
 PARTS = ("loop", "bytes", "gpt", "chain", "beside", "flat", "overlap", "ddp", "tp", "monarch")
 DELAY_US = 20_000  # of each collective, to see what goes on meanwhile
@@ -422,7 +422,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--count", type=int, default=100_000, help="operators of the loop")
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--part", default="", help=argparse.SUPPRESS)  # of a job under mpirun
+    parser.add_argument("--part", default="", 
+                        help="what a job that a launcher has started measures of itself: "
+                        "ranks-loop, ranks-steps, ranks-cpu or ranks-overlap")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.count = 3, 30_000
@@ -447,6 +449,7 @@ def main():
             else:
                 data_parallel(dt, prefix, arguments)
                 tensor_parallel(dt, prefix, arguments)
+        finish()
         return
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, "
           f"{torch.get_num_threads()} threads an operator")
@@ -478,6 +481,7 @@ def main():
     if wanted & {"ddp", "tp"}:
         against_peers(arguments)
     table()
+    finish()
     return None
 
 

@@ -117,7 +117,7 @@ build() {
   fi
   rm -f "$stamp"
   step "building dtorch-mpi" \
-    python -m pip install --no-build-isolation --editable "${project}[test,demo]"
+    python -m pip install --no-build-isolation --editable "${project}[test,demo,reframe]"
   printf '%s' "$fingerprint" > "$stamp"
 }
 

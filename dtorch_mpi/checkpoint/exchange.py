@@ -15,7 +15,8 @@ from .loading import load
 from .saving import save
 
 
-def export_safetensors(path, file, *, key="model", metadata=None):
+def export_safetensors(path: str | os.PathLike, file: str | os.PathLike, *, key: str = "model",
+                       metadata: dict[str, str] | None = None) -> None:
     """Write the tensors under a key of a checkpoint into a safetensors file.
 
     path: as for `load`. key: a key of the state; below it, keys of nested dicts are joined with
@@ -29,7 +30,8 @@ def export_safetensors(path, file, *, key="model", metadata=None):
     _replace(file, lambda aside: save_file(tensors, aside, metadata=metadata))
 
 
-def import_safetensors(file, path, *, key="model", keep=None):
+def import_safetensors(file: str | os.PathLike, path: str | os.PathLike, *, key: str = "model",
+                       keep: int | None = None) -> Path:
     """Make a checkpoint {key: {name: tensor}} of a safetensors file; returns its folder.
 
     path, keep: as for `save`. Raises OSError or safetensors.SafetensorError for a file that can't
@@ -40,7 +42,9 @@ def import_safetensors(file, path, *, key="model", keep=None):
     return save(path, {key: load_file(file)}, keep=keep)
 
 
-def export_torch(path, file, *, key=None):
+def export_torch(
+    path: str | os.PathLike, file: str | os.PathLike, *, key: str | None = None
+) -> None:
     """Write a checkpoint's state, or what is under a key of it, as torch.save does: CPU tensors.
 
     torch.load(file, weights_only=True) reads it. It must fit into this process's memory.
@@ -49,7 +53,8 @@ def export_torch(path, file, *, key=None):
     _replace(file, lambda aside: torch.save(state if key is None else state[key], aside))
 
 
-def import_torch(file, path, *, key=None, keep=None):
+def import_torch(file: str | os.PathLike, path: str | os.PathLike, *, key: str | None = None,
+                 keep: int | None = None) -> Path:
     """Make a checkpoint of a file that torch.save has written; returns its folder.
 
     key: the state is {key: content}; None: it is the content. path, keep: as for `save`. The file

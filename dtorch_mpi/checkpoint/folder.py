@@ -31,7 +31,7 @@ def of_number(root, number):
     return Path(root) / f"{number:08d}"
 
 
-def latest(path):
+def latest(path: str | os.PathLike) -> Path | None:
     """The folder of the newest checkpoint under `path`, a pathlib.Path; None if there is none."""
     found = numbers(path)
     return of_number(path, found[-1]) if found else None

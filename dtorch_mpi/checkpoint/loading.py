@@ -1,11 +1,14 @@
 """Loading: which tensor of a checkpoint goes where, on whatever mesh there is now."""
 
 import json
+import os
+from collections.abc import Hashable
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..mesh import check_mesh
-from ..sharding.plan import check_plan
+from ..sharding.plan import Plan, check_plan
 from . import index, manifest
 from .errors import CheckpointError
 from .folder import STATE, resolve
@@ -13,8 +16,9 @@ from .source import Source
 from .tree import decode, is_stateful, joined, opened, state_of
 
 
-def load(path, state=None, *, mesh=None, placements=None, device=None, only=None, strict=True,
-         verify=True):
+def load(path: str | os.PathLike, state: dict | None = None, *, mesh: DeviceMesh | None = None,
+         placements: Plan | None = None, device: torch.device | str | None = None,
+         only: Hashable | None = None, strict: bool = True, verify: bool = True) -> dict:
     """Load a checkpoint, into `state` or as a new one; returns the state.
 
         state = {"model": model, "optimizer": optimizer, "step": 0}

@@ -1,6 +1,7 @@
 """The states of random number generators, as a part of a checkpoint."""
 
 import random
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ class RandomState:
     CPU, and that of Python's `random`. numpy's is the program's own matter.
     """
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """{"dtorch", "torch": uint8 tensors, "python": nested tuple}."""
         return {
             "dtorch": torch.get_device_module("dtorch").get_rng_state(),
@@ -22,7 +23,7 @@ class RandomState:
             "python": random.getstate(),
         }
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         torch.get_device_module("dtorch").set_rng_state(state["dtorch"])
         torch.set_rng_state(state["torch"])
         random.setstate(state["python"])

@@ -6,6 +6,9 @@ import operator
 import os
 import shutil
 import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Literal
 
 from .. import runtime
 from . import folder, index, manifest
@@ -19,17 +22,17 @@ _under_way = None  # the save in the background, until somebody has asked what c
 class SaveFuture:
     """A checkpoint on its way to the disk; `get()` gives its folder, a pathlib.Path."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._done = threading.Event()
         self._path = None
         self._error = None
         self._told = False
 
-    def is_ready(self):
+    def is_ready(self) -> bool:
         """Whether get() would return at once. Never waits."""
         return self._done.is_set()
 
-    def wait(self, timeout_ms):
+    def wait(self, timeout_ms: float) -> Path:
         """Wait at most `timeout_ms` milliseconds and return the checkpoint's folder.
 
         Raises TimeoutError if it is not whole by then, and CheckpointError if it failed.
@@ -40,12 +43,12 @@ class SaveFuture:
             )
         return self._result()
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, None, Path]:
         while not self.is_ready():
             yield from asyncio.sleep(0.01).__await__()
         return self.get()
 
-    def get(self):
+    def get(self) -> Path:
         """Wait until the checkpoint is whole and return its folder. Raises CheckpointError."""
         self._done.wait()
         return self._result()
@@ -68,7 +71,8 @@ class SaveFuture:
         self._done.set()
 
 
-def save(path, state, *, keep=None, single_file=False):
+def save(path: str | os.PathLike, state: dict, *, keep: int | None = None,
+         single_file: bool = False) -> Path:
     """Write a checkpoint and return its folder, a pathlib.Path, once it is on the disk.
 
         dt.checkpoint.save("checkpoints", {"model": model, "optimizer": optimizer, "step": step})
@@ -98,7 +102,9 @@ def save(path, state, *, keep=None, single_file=False):
     return _Saving(path, state, keep, single_file, in_background=False).run()
 
 
-def save_async(path, state, *, keep=None, single_file=False, busy="wait"):
+def save_async(path: str | os.PathLike, state: dict, *, keep: int | None = None,
+               single_file: bool = False,
+               busy: Literal["wait", "refuse"] = "wait") -> SaveFuture:
     """Begin to write a checkpoint and return a SaveFuture; the program goes on.
 
     It holds the state as it is at this call: workers copy their parts here in the program's order,

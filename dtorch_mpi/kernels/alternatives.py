@@ -4,8 +4,11 @@ import contextlib
 import contextvars
 import functools
 import warnings
+from collections.abc import Iterator
 
 import torch
+
+from .operators import PythonKernel
 
 _offered = {}  # name of the kernel -> (name of the operator, kernel)
 _replaceable = {}  # name of the operator -> the library that asks which kernel to take
@@ -104,7 +107,7 @@ def _by_operator(kernels):
 
 
 @contextlib.contextmanager
-def use_kernels(*kernels):
+def use_kernels(*kernels: PythonKernel | str) -> Iterator[None]:
     """Take Python kernels in place of the operators that they were registered `instead_of`.
 
         with dt.use_kernels(attention):     # or its name, "my::attention"

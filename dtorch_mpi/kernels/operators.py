@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.library import Library
@@ -17,19 +19,24 @@ class PythonKernel:
     Attributes: name ("ns::op"), op (the torch._ops.OpOverload), function (the Python function).
     """
 
-    def __init__(self, name, op, function, library):
+    def __init__(
+        self, name: str, op: torch._ops.OpOverload, function: Callable, library: Library
+    ) -> None:
         functools.update_wrapper(self, function)
         self.name, self.op, self.function, self._library = name, op, function, library
 
-    def __call__(self, /, *args, **kwargs):
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.op(*args, **kwargs)
 
     def __repr__(self):
         return f"<PythonKernel {self.op._schema}>"
 
 
-def python_kernel(schema, *, meta=None, sharding=None, backward=None, setup_context=None,
-                  instead_of=None):
+def python_kernel(
+    schema: str, *, meta: Callable | None = None, sharding: str | None = None,
+    backward: Callable | None = None, setup_context: Callable | None = None,
+    instead_of: str | None = None,
+) -> Callable[[Callable], PythonKernel]:
     """Decorator: register a Python function as an operator that the workers call.
 
         @dt.python_kernel("my::scaled(Tensor x, float by) -> Tensor",

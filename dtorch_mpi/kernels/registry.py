@@ -3,10 +3,16 @@
 Only registered names travel, with arguments in msgpack: nothing is unpickled on a worker.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from .. import _core
+from ..mesh import GivenPlacements, check_placements, sharding_number
 
 _kernels = {}
 
@@ -19,13 +25,13 @@ class KernelContext:
     dim. dtypes: of each output. device: where to put them.
     """
 
-    sizes: tuple
-    local_slices: tuple
-    dtypes: tuple
+    sizes: tuple[tuple[int, ...], ...]
+    local_slices: tuple[tuple[tuple[int, int], ...], ...]
+    dtypes: tuple[torch.dtype, ...]
     device: torch.device = torch.device("cpu")
 
 
-def kernel(name):
+def kernel(name: str) -> Callable[[Callable], Callable]:
     """Register a function `fn(context, *args) -> tensor or tuple of tensors` under a name.
 
     It must be registered on every worker: at import of a module that all ranks import.
@@ -44,15 +50,15 @@ def kernel_names():
     return list(_kernels)
 
 
-def call(name, args, *, sizes, dtype, mesh=None, placements=None):
+def call(
+    name: str, args: Iterable[Any], *, sizes: Sequence[int], dtype: torch.dtype,
+    mesh: DeviceMesh | None = None, placements: GivenPlacements = None,
+) -> torch.Tensor:
     """Run a kernel on every worker and return its output, a dtorch tensor.
 
     name: as registered. args: numbers, strings, lists and dicts of them (msgpack). sizes:
     global size of the output. placements: how it lies on the mesh; None is replicated.
     """
-    from .. import _core
-    from ..mesh import check_placements, sharding_number
-
     if name not in _kernels:
         raise ValueError(f"no kernel is named {name!r}; registered are {sorted(_kernels)}")
     number = 0

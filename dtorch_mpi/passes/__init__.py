@@ -12,12 +12,14 @@ lives on after the window, and on what other nodes read.
 See `graph.Graph` for what can be read and changed.
 """
 
+from collections.abc import Callable
+
 from .graph import Graph, Node, Value
 
 _registered = {}
 
 
-def graph_pass(function):
+def graph_pass(function: Callable[[Graph], None]) -> Callable[[Graph], None]:
     """Register a pass, under its name, to run after those that are there.
 
     Raises ValueError for a name that is taken.
@@ -29,12 +31,12 @@ def graph_pass(function):
     return function
 
 
-def registered():
+def registered() -> dict[str, Callable[[Graph], None]]:
     """{name: pass} in the order in which they run."""
     return dict(_registered)
 
 
-def chosen(text):
+def chosen(text: str) -> dict[str, Callable[[Graph], None]]:
     """The passes that a setting names: all, none, or names with commas between.
 
     Raises ValueError for a name that is not known.

@@ -2,13 +2,14 @@
 
 import re
 import sys
+from typing import Any
 
 import torch
 
 from .. import _core
 
 
-def register_sharding(op, formula):
+def register_sharding(op: Any, formula: str) -> None:
     """Say how a user's operator runs on shards.
 
     op: the operator, such as torch.ops.my.op, or what `torch.library.custom_op` returned.

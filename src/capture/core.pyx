@@ -4,7 +4,6 @@
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.pair cimport pair
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -159,7 +158,8 @@ cdef extern from "capture/capture.h" namespace "dtorch":
     Tensor c_upload "dtorch::upload"(const Tensor&, uint32_t) except +
     Tensor c_redistribute "dtorch::redistribute"(const Tensor&, uint32_t, uint32_t) except +
     void emit_request(Kind, uint32_t, const PromiseName&) except +
-    uint32_t c_request_value "dtorch::request_value"(const Tensor&, const PromiseName&, uint32_t) except +
+    uint32_t c_request_value "dtorch::request_value"(
+        const Tensor&, const PromiseName&, uint32_t) except +
     void check_alive(const Slot&) except +
     vector[Tensor] c_call_python_kernel "dtorch::call_python_kernel"(
         const string&, const string&, const vector[TensorMeta]&) except +
@@ -182,8 +182,8 @@ cdef extern from *:
       const auto ints = [](const auto& values) {
         return pybind11::tuple(pybind11::cast(std::vector<int64_t>(values.begin(), values.end())));
       };
-      return pybind11::make_tuple(static_cast<int>(meta.dtype), ints(meta.sizes), ints(meta.strides),
-                                  meta.offset, meta.sharding);
+      return pybind11::make_tuple(static_cast<int>(meta.dtype), ints(meta.sizes),
+                                  ints(meta.strides), meta.offset, meta.sharding);
     }
     static PyObject* dtorch_known_call(uint32_t number) {
       const auto call = dtorch::known_call(number);
@@ -192,7 +192,8 @@ cdef extern from *:
       for (const auto& meta : call->inputs) inputs.append(dtorch_meta(meta));
       for (const auto& output : call->outputs) {
         pybind11::list tensors;
-        const bool made = output.kind == dtorch::OutputKind::kTensor || output.kind == dtorch::OutputKind::kList;
+        const bool made = output.kind == dtorch::OutputKind::kTensor ||
+                          output.kind == dtorch::OutputKind::kList;
         for (const auto& meta : output.tensors) {
           if (made) tensors.append(dtorch_meta(meta));
         }
@@ -271,12 +272,12 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
     cbool on_workers(const Tensor&)
 
 
-def register(*, read, describe, shard, elements, sizes, start, drain, synchronize, measure, reset_peak,
-             arrived):
+def register(*, read, describe, shard, elements, sizes, start, drain, synchronize, measure,
+             reset_peak, arrived):
     """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
     cdef PythonHooks* hooks = &python_hooks()
-    for hook in (read, describe, shard, elements, sizes, start, drain, synchronize, measure, reset_peak,
-                 arrived):
+    for hook in (read, describe, shard, elements, sizes, start, drain, synchronize, measure,
+                 reset_peak, arrived):
         Py_INCREF(hook)
     hooks.read = <PyObject*>read
     hooks.describe = <PyObject*>describe
@@ -294,7 +295,8 @@ def register(*, read, describe, shard, elements, sizes, start, drain, synchroniz
 
 cdef const Tensor* distributed(object tensor) except NULL:
     if not THPVariable_Check(tensor):
-        raise TypeError(f"expected a torch.Tensor on the dtorch device, got {type(tensor).__name__}")
+        raise TypeError(
+            f"expected a torch.Tensor on the dtorch device, got {type(tensor).__name__}")
     cdef const Tensor* unpacked = &THPVariable_Unpack(tensor)
     if not on_workers(unpacked[0]):
         raise ValueError(f"expected a tensor on the dtorch device, got one on {tensor.device}; "
@@ -544,7 +546,8 @@ def counters():
     cdef RecordQueue* queue = &RecordQueue.main()
     return {
         "operators": numbers.operators, "misses": numbers.misses,
-        "new_sizes": numbers.new_sizes, "uploads": numbers.uploads, "upload_bytes": numbers.upload_bytes, "reads": numbers.reads, "moves": numbers.moves,
+        "new_sizes": numbers.new_sizes, "uploads": numbers.uploads,
+        "upload_bytes": numbers.upload_bytes, "reads": numbers.reads, "moves": numbers.moves,
         "records_issued": queue.issued(), "records_executed": queue.executed(),
         "bytes_issued": queue.bytes_issued(), "bytes_executed": queue.bytes_executed(),
         "live_slots": queue.live_slots(), "cached_calls": num_entries(),

@@ -140,7 +140,8 @@ cdef class SendOrder:
 cdef class Controller:
     """Sends the records of a graph over the given links (capsules).
 
-    order: of this and of the other graphs' controllers. window_bytes: a window is at most this large, unless one record is larger.
+    order: of this and of the other graphs' controllers. window_bytes: a window is at
+    most this large, unless one record is larger.
     gather_microseconds: while workers are busy, how long records may gather. traces: whether what
     comes again is replayed.
     """
@@ -171,7 +172,8 @@ cdef class Controller:
         self.order, self.graph = order, graph
         self.queue = &RecordQueue.of(graph)
         for link in links:
-            self.links.push_back(<ControllerLink*>PyCapsule_GetPointer(link, "dtorch.ControllerLink"))
+            self.links.push_back(
+                <ControllerLink*>PyCapsule_GetPointer(link, "dtorch.ControllerLink"))
         self.window_words = window_bytes // 4
         self.gather_records = 256
         self.gather_microseconds = gather_microseconds
@@ -230,7 +232,7 @@ cdef class Controller:
                 "replayed_records": counters.replayed_records, "departures": counters.departures}
 
     def new_plan(self, int64_t microseconds):
-        """(number, records as bytes) of a window that has become a plan, or None after that time."""
+        """(number, records as bytes) of a window that became a plan, or None after that time."""
         cdef NewPlan plan
         cdef cbool found = False
         with nogil:
@@ -357,7 +359,8 @@ cdef class Controller:
         self.order.sending.unlock()
 
     # program_bytes: of the records that the batch stands for.
-    cdef void send(self, const Batch* batch, uint64_t program_bytes, cbool communicates) noexcept nogil:
+    cdef void send(self, const Batch* batch, uint64_t program_bytes,
+                   cbool communicates) noexcept nogil:
         cdef Batch numbered
         if communicates and self.order.has_several:
             numbered = with_turn(batch[0], self.order.next_turn)

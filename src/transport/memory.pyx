@@ -1,16 +1,15 @@
 # distutils: language = c++
 """Links to worker threads of this process, and replies whose home is memory."""
 
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
-from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from libtorch cimport THPVariable_Wrap, Tensor
+from libtorch cimport Tensor
 from transport.link cimport (
-    Batch, ControllerLink, FailurePtr, PromiseName, Reply, Transfer, WorkerLink,
+    Batch, ControllerLink, PromiseName, Reply, Transfer, WorkerLink,
 )
 
 
@@ -164,7 +163,8 @@ cdef class MemoryLink:
     def expect(self, uint32_t number, size_t num_workers, members, nbytes):
         """(replies, promise) for a request that the given workers answer."""
         here = [w for w in members if self.first_worker <= w < self.first_worker + self.seats.count]
-        return MemoryReplies(number, num_workers, len(here), self.storage[0].queue.spins), (0, number, 0)
+        replies = MemoryReplies(number, num_workers, len(here), self.storage[0].queue.spins)
+        return replies, (0, number, 0)
 
     def check(self):
         """Threads of this process do not get lost."""

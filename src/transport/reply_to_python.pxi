@@ -1,3 +1,7 @@
+from libtorch cimport THPVariable_Wrap
+from transport.link cimport Reply
+
+
 # A reply as Python sees it: (value or None, failure or None).
 cdef object reply_to_python(const Reply& reply):
     cdef object value = None

@@ -2,7 +2,7 @@
 """A worker: takes batches from its link and executes their records, without the GIL."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr
 from libcpp.optional cimport optional
@@ -159,7 +159,8 @@ cdef extern from *:
     }
     static void dtorch_replay(dtorch::WorkerState& state, dtorch::Reader& reader, uint32_t number,
                               void* worker, dtorch_record_function function) {
-      dtorch::replay(state, reader, number, [&](const std::vector<uint32_t>& record, uint16_t flags) {
+      dtorch::replay(state, reader, number,
+                     [&](const std::vector<uint32_t>& record, uint16_t flags) {
         dtorch_record(state, worker, record.data(), record.data() + record.size(), function, flags);
       });
     }
@@ -183,7 +184,8 @@ cdef extern from *:
                                      std::move(graphs), graph);
     }
     """
-    ctypedef void (*record_function "dtorch_record_function")(void* worker, Reader& reader) noexcept nogil
+    ctypedef void (*record_function "dtorch_record_function")(
+        void* worker, Reader& reader) noexcept nogil
     uint32_t dtorch_record(WorkerState&, void*, const uint32_t*, const uint32_t*,
                            record_function, uint16_t flags) nogil
     void dtorch_replay(WorkerState&, Reader&, uint32_t number, void*, record_function) nogil
@@ -425,7 +427,8 @@ cdef class Worker:
     cdef readonly bint running  # whether run() is at work
 
     def __init__(self, int index, str device, str host, link, make_group, *,
-                 int num_workers=1 << 24, bint one_stream=False, uint32_t graph=0, Worker beside=None):
+                 int num_workers=1 << 24, bint one_stream=False, uint32_t graph=0,
+                 Worker beside=None):
         cdef shared_ptr[WorkerGraphs] graphs
         if beside is None:
             graphs = make_shared[WorkerGraphs]()

@@ -9,18 +9,16 @@ worker and replies go directly. Everything is nonblocking, and nothing here take
 cimport cython
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memset
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
 from libcpp.mutex cimport mutex
-from libcpp.string cimport string
 from libcpp.unordered_set cimport unordered_set
 from libcpp.vector cimport vector
 
-from libtorch cimport THPVariable_Wrap, Tensor
+from libtorch cimport Tensor
 from transport.link cimport (
-    Batch, Chunk, ControllerLink, FailurePtr, PromiseName, Reply, Transfer, WorkerLink,
+    Batch, Chunk, ControllerLink, PromiseName, Reply, Transfer, WorkerLink,
 )
 from transport.mpi.mpi_c cimport *
 
@@ -80,7 +78,8 @@ cdef extern from *:
       const uint32_t* begin = chunk->words();
       uint32_t records = 0;
       for (uint32_t at = 0;
-           at < words && begin[at] >= dtorch::kHeaderWords && begin[at] <= words - at; at += begin[at]) {
+           at < words && begin[at] >= dtorch::kHeaderWords && begin[at] <= words - at;
+           at += begin[at]) {
         records += dtorch::program_records(begin + at);
       }
       dtorch::Batch batch(chunk, begin, begin + words, first, records);
@@ -129,12 +128,15 @@ cdef void hear_progress(WorkerEnd* end) noexcept nogil:
     for i in range(2):
         if end.children[i] < 0:
             continue
-        check_mpi(MPI_Improbe(end.children[i], end.tags.progress, end.comm, &found, &message, &status),
+        check_mpi(MPI_Improbe(end.children[i], end.tags.progress, end.comm, &found, &message,
+                              &status),
                   "MPI_Improbe")
         while found:
-            check_mpi(MPI_Mrecv(&end.children_executed[i], 8, MPI_BYTE, &message, MPI_STATUS_IGNORE),
+            check_mpi(MPI_Mrecv(&end.children_executed[i], 8, MPI_BYTE, &message,
+                                MPI_STATUS_IGNORE),
                       "MPI_Mrecv")
-            check_mpi(MPI_Improbe(end.children[i], end.tags.progress, end.comm, &found, &message, &status),
+            check_mpi(MPI_Improbe(end.children[i], end.tags.progress, end.comm, &found, &message,
+                                  &status),
                       "MPI_Improbe")
 
 
@@ -155,7 +157,8 @@ cdef cbool try_receive(WorkerEnd* end, Batch* batch) noexcept nogil:
     cdef int found = 0, size = 0
     cdef MPI_Message message
     cdef MPI_Status status
-    check_mpi(MPI_Improbe(end.parent, end.tags.batch, end.comm, &found, &message, &status), "MPI_Improbe")
+    check_mpi(MPI_Improbe(end.parent, end.tags.batch, end.comm, &found, &message, &status),
+              "MPI_Improbe")
     if not found:
         return False
     check_mpi(MPI_Get_count(&status, MPI_BYTE, &size), "MPI_Get_count")
@@ -310,7 +313,7 @@ cdef class MPIWorkerLink:
         return done
 
 
-# ---- rank 0's end ----------------------------------------------------------------------------------
+# ---- rank 0's end --------------------------------------------------------------------------------
 
 cdef struct ControllerEnd:
     MPI_Comm comm
@@ -335,7 +338,8 @@ cdef void controller_send(void* self, const Batch* batch) noexcept nogil:
 cdef void controller_send_transfer(void* self, const Transfer* transfer) noexcept nogil:
     cdef ControllerEnd* end = <ControllerEnd*>self
     for i in range(end.count):
-        send_part(end.outbox[0], transfer[0], end.workers[i], end.ranks[i], end.tags.transfer, end.comm)
+        send_part(end.outbox[0], transfer[0], end.workers[i], end.ranks[i], end.tags.transfer,
+                  end.comm)
     end.transfers_end = transfer.number + 1
 
 
@@ -438,7 +442,7 @@ cdef class MPILink:
         return replies, (home, number, place)
 
     def have_ended(self):
-        """Whether all workers have executed their last record, and nothing is on its way to them."""
+        """Whether all workers have executed their last record, and nothing is under way."""
         with nogil:
             controller_poll(&self.end)
         return self.end.executed == <uint64_t>-1 and self.end.outbox.poll() == 0
@@ -622,7 +626,7 @@ cdef extern from *:
 include "transport/reply_to_python.pxi"
 
 
-# ---- shared memory of a node, groups ----------------------------------------------------------------
+# ---- shared memory of a node, groups -------------------------------------------------------------
 
 cdef class SharedMemory:
     """Rank 0's shared window, as the ranks of its node see it. All of them call it together.
@@ -642,8 +646,8 @@ cdef class SharedMemory:
         cdef MPI_Aint length
         self.keep = node
         MPI_Comm_rank(comm, &rank)
-        check_mpi(MPI_Win_allocate_shared(<MPI_Aint>(size if rank == 0 else 0), 1, MPI_INFO_NULL, comm,
-                                          &own, &self.window), "MPI_Win_allocate_shared")
+        check_mpi(MPI_Win_allocate_shared(<MPI_Aint>(size if rank == 0 else 0), 1, MPI_INFO_NULL,
+                                          comm, &own, &self.window), "MPI_Win_allocate_shared")
         check_mpi(MPI_Win_shared_query(self.window, 0, &length, &unit, &self.memory),
                   "MPI_Win_shared_query")
         check_mpi(MPI_Win_lock_all(MPI_MODE_NOCHECK, self.window), "MPI_Win_lock_all")
