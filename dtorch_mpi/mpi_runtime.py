@@ -13,7 +13,8 @@ from ._collectives import delay_collectives
 from .job import Runtime
 from .kernels.graph_hosting import GraphHost
 from .launch.agreement import check_agreement
-from .launch.guard import check_world
+from .launch.guard import check_extensions, check_launcher, check_world
+from .launch.library import loaded_library
 from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
 from .thread_workers import ThreadWorkers
 
@@ -24,19 +25,23 @@ def start(settings, launch):
     """On rank 0 returns the Runtime; a worker rank serves until the end and leaves."""
     import mpi4py
 
-    mpi4py.rc.thread_level = "multiple"
     # At the end of a forked child too, which would wait there for the other ranks.
     mpi4py.rc.finalize = False
+    library = loaded_library()
     from mpi4py import MPI
-
-    from . import _mpi
 
     if MPI.Is_finalized():
         raise RuntimeError(
             "the workers of this job have ended with dtorch_mpi.shutdown(), and their processes "
             "with them: under a launcher they can't be started again"
         )
-    check_world(launch, MPI.COMM_WORLD.size)
+    check_extensions(library)
+    from . import _mpi
+
+    if not MPI.Is_initialized():
+        check_launcher(launch, library)
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    check_world(launch, MPI.COMM_WORLD.size, library)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             f"this MPI gives thread level {MPI.Query_thread()}, and dtorch_mpi needs "
