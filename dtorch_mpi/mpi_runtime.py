@@ -12,10 +12,19 @@ from . import _core, _worker, watcher
 from ._collectives import delay_collectives
 from .job import Runtime
 from .kernels.graph_hosting import GraphHost
-from .launch.agreement import check_agreement
+from .launch.agreement import check_agreement, gather
+from .launch.announcement import Place, announce
 from .launch.guard import check_extensions, check_launcher, check_world
 from .launch.library import loaded_library
-from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
+from .launch.placement import (
+    affinity,
+    cohost_default,
+    device_for,
+    ranges,
+    visible_gpus,
+    worker_threads,
+)  # fmt: skip
+from .log import LOGGER
 from .thread_workers import ThreadWorkers
 
 SHARED_BYTES = 8 << 20  # of rank 0's window for values from workers of its node
@@ -66,10 +75,17 @@ def start(settings, launch):
     maker = _mpi.group_maker(comm, first_rank)
     delay_collectives(settings.collective_delay_us)
     of_node = [rank for rank in ranks if leaders[rank] == leader]
-    threads = settings.threads or cpu_threads(max(1, len(of_node)))
+    on_node = [index for index, other in enumerate(leaders) if other == leader]
+    masks = dict(zip(on_node, node.allgather(affinity()), strict=True))
+    threads = worker_threads(settings.threads, [masks.pop(rank) for rank in of_node],
+                             *masks.values())
+    _announce(comm, settings, leader, threads, ranks, same_node)
+    threads = threads.number
     worker = comm.rank - first_rank
     if comm.rank > 0:
         device = device_for(of_node.index(comm.rank))
+        LOGGER.info("worker %d: %s, %d threads an operator, CPUs %s",
+                    worker, device, threads, ranges(affinity()))
         try:
             _serve(comm, worker, str(device), ranks, board, maker, settings, threads)
         except BaseException as error:
@@ -114,6 +130,20 @@ def start(settings, launch):
     running.first_rank = first_rank
     running.start()
     return running
+
+
+def _announce(comm, settings, leader, threads, ranks, same_node):
+    """Say on rank 0 what the workers have. Collective."""
+    places = gather(comm, [leader, socket.gethostname(), sorted(affinity()), *threads])
+    if comm.rank > 0:
+        return
+    workers = []
+    for rank, near in zip(ranks, same_node, strict=True):
+        node, host, cpus, number, source = places[rank]
+        shared = near and settings.home != "network"
+        home = "memory" if rank == 0 else "shared" if shared else "network"
+        workers.append(Place(node, host, frozenset(cpus), number, source, home))
+    announce(workers)
 
 
 def finalize():
