@@ -27,6 +27,7 @@ from .kernels import python_kernel, use_kernels  # noqa: E402
 from .mesh import init_device_mesh  # noqa: E402
 from .passes import graph_pass  # noqa: E402
 from .profiler import Profile, profile  # noqa: E402
+from .progress_lines import progress  # noqa: E402
 from .registration import register  # noqa: E402
 from .runtime import init, is_initialized, num_workers, shutdown, sync, sync_future  # noqa: E402
 from .sharding.fallback_log import FallbackWarning  # noqa: E402
@@ -42,6 +43,6 @@ __all__ = [
     "VoidFuture", "WorkerError", "__version__", "checkpoint", "config", "data", "debug",
     "distribute_module", "distribute_tensor", "empty", "full", "full_tensor", "graph_pass", "init",
     "init_device_mesh", "is_initialized", "kernels", "local_shards", "mark_step", "num_workers",
-    "ones", "profile", "python_kernel", "rand", "randint", "randn", "register_sharding",
-    "shutdown", "stats", "sync", "sync_future", "use_kernels", "zeros",
+    "ones", "profile", "progress", "python_kernel", "rand", "randint", "randn",
+    "register_sharding", "shutdown", "stats", "sync", "sync_future", "use_kernels", "zeros",
 ]  # fmt: skip
