@@ -14,16 +14,10 @@ from .job import Runtime
 from .kernels.graph_hosting import GraphHost
 from .launch.agreement import check_agreement, gather
 from .launch.announcement import Place, announce
+from .launch.cpus import affinity, ranges, worker_threads
 from .launch.guard import check_extensions, check_launcher, check_world
 from .launch.library import loaded_library
-from .launch.placement import (
-    affinity,
-    cohost_default,
-    device_for,
-    ranges,
-    visible_gpus,
-    worker_threads,
-)  # fmt: skip
+from .launch.placement import cohost_default, device_for, visible_gpus
 from .log import LOGGER
 from .thread_workers import ThreadWorkers
 

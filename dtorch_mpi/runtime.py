@@ -89,7 +89,7 @@ def _check_running(given):
 def _start_threads(settings):
     from ._collectives import ThreadGroups, delay_collectives
     from .launch.announcement import Place, announce
-    from .launch.placement import affinity, worker_threads
+    from .launch.cpus import affinity, worker_threads
 
     delay_collectives(settings.collective_delay_us)
     groups = ThreadGroups()

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import NamedTuple
 
-from dtorch_mpi.launch.placement import AFFINITY_MASK
+from dtorch_mpi.launch.cpus import AFFINITY_MASK
 from dtorch_mpi.log import LOGGER
 from dtorch_mpi.version import __version__
 
@@ -13,7 +13,7 @@ class Place(NamedTuple):
 
     `node` names the machine's ranks as one (a host name may be that of several), `cpus` are the
     numbers of the CPUs it may run on, `threads` the number for an operator and `source` what says
-    so (see placement.Threads), `home` how values come back from it: memory, shared or network.
+    so (see cpus.Threads), `home` how values come back from it: memory, shared or network.
     """
 
     node: int

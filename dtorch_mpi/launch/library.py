@@ -38,7 +38,7 @@ def loaded_library():
     vendor = MPI.get_vendor()[0]
     text = MPI.Get_library_version().strip("\0\n ")
     # Open MPI goes on with commas, about whose package it is.
-    version = " ".join(text.splitlines()[0].split(",")[0].split())
+    version = " ".join(text.splitlines()[0].split(",")[0].replace("Version:", "").split())
     return Library(family_of(vendor), version, file_of_mpi(MPI), _protocols(text))
 
 
