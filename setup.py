@@ -13,7 +13,8 @@ One extension a concern. Each may link the files of those before it that it name
     dtorch_mpi._mpi_collectives  src/collectives/mpi                 C++ (c10d::Backend)
     dtorch_mpi._mpi              src/transport/mpi                   Cython
 
-The last two are left out without an mpicc.
+The last two are left out without an mpicc. dtorch_mpi/build_record.py, which `python -m dtorch_mpi
+info` compares with what runs, is written beside them.
 
 Settings: MPICC (the compiler wrapper to ask), DTORCH_DEBUG=1 (debug symbols, less
 optimization, and the C++ library's assertions: each index of a vector is checked),
@@ -21,10 +22,13 @@ DTORCH_SANITIZE=address (AddressSanitizer).
 """
 
 import os
+import platform
+import pprint
 import shlex
 import shutil
 import subprocess
 import sysconfig
+from importlib.metadata import version
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -52,6 +56,44 @@ def mpi_flags():
     link_flags = [w for w in words if w.startswith(("-L", "-l", "-Wl,"))]
     print(f"setup.py: MPI from {mpicc}: {' '.join(compile_flags + link_flags)}")
     return compile_flags, link_flags
+
+
+def mpi_version():
+    """Name and version of the MPI that mpicc compiles against, from the macros of its mpi.h."""
+    mpicc = os.environ.get("MPICC") or shutil.which("mpicc")
+    if mpicc is None:
+        return "none"
+    shown = subprocess.run([mpicc, "-E", "-dM", "-x", "c", "-"], input="#include <mpi.h>\n",
+                           capture_output=True, text=True, check=True).stdout
+    lines = [line.split(maxsplit=2) for line in shown.splitlines()]
+    macros = {words[1]: words[2].strip('"') for words in lines if len(words) == 3}
+    if "OMPI_MAJOR_VERSION" in macros:
+        return "Open MPI " + ".".join(
+            macros[f"OMPI_{part}_VERSION"] for part in ("MAJOR", "MINOR", "RELEASE"))
+    for name, macro in (("Intel MPI", "I_MPI_VERSION"), ("MVAPICH", "MVAPICH_VERSION"),
+                        ("MPICH", "MPICH_VERSION")):
+        if macro in macros:
+            return f"{name} {macros[macro]}"
+    return f"unknown, of MPI {macros.get('MPI_VERSION')}.{macros.get('MPI_SUBVERSION')}"
+
+
+def build_record():
+    """What this build is made of."""
+    import torch
+
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    said = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True)
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda or "none",
+        "MPI": mpi_version(),
+        "mpicc": os.environ.get("MPICC") or shutil.which("mpicc") or "none",
+        "compiler": said.stdout.splitlines()[0],
+        "Cython": version("cython"),
+        "settings": " ".join(f"{name}={os.environ[name]}" for name in (
+            "DTORCH_DEBUG", "DTORCH_SANITIZE") if name in os.environ) or "none",
+    }
 
 
 def sources(*rooms):
@@ -94,6 +136,13 @@ def extension(name, files, compile_flags=(), link_flags=(), links=()):
 
 class BuildInOrder(BuildExtension):
     """Build in the order of the list: the later ones link the files that the earlier make."""
+
+    def run(self):
+        super().run()
+        beside = Path(self.get_ext_fullpath("dtorch_mpi._core"))
+        beside.with_name("build_record.py").write_text(
+            '"""What the extensions beside this were built of; written by setup.py."""\n\n'
+            f"RECORD = {pprint.pformat(build_record(), sort_dicts=False)}\n")
 
     def build_extension(self, ext):
         files = [str(Path(self.get_ext_fullpath(name)).absolute()) for name in LINKS[ext.name]]

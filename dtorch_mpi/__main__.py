@@ -1,4 +1,4 @@
-"""`python -m dtorch_mpi run script.py` and `python -m dtorch_mpi launch -n N script.py`."""
+"""The commands of `python -m dtorch_mpi`: run, launch, info, doctor."""
 
 import argparse
 import sys
@@ -10,6 +10,8 @@ usage: python -m dtorch_mpi run    SCRIPT [ARGS ...]
        python -m dtorch_mpi run    -m MODULE [ARGS ...]
        python -m dtorch_mpi run    -c COMMAND [ARGS ...]
        python -m dtorch_mpi launch -n N [--launcher NAME] [--dry-run] SCRIPT [ARGS ...]
+       python -m dtorch_mpi info
+       python -m dtorch_mpi doctor [--folder PATH]
        python -m dtorch_mpi --help | --version
 """
 
@@ -20,7 +22,7 @@ def _parsers():
         description="Run one PyTorch program on all ranks of an MPI job.")
     top.add_argument("--version", action="version", version=f"dtorch-mpi {__version__}")
     commands = top.add_subparsers(
-        prog=top.prog, dest="command", required=True, metavar="{run,launch}")
+        prog=top.prog, dest="command", required=True, metavar="{run,launch,info,doctor}")
     commands.add_parser(
         "run", add_help=False,
         help="inside mpirun or srun: rank 0 runs the script, the other ranks serve as workers; "
@@ -35,6 +37,15 @@ def _parsers():
                         help="mpirun, srun, or the path of one; the default is srun inside a "
                              "Slurm allocation, else the mpirun of the MPI that mpi4py loads")
     launch.add_argument("--dry-run", action="store_true", help="print the command only")
+    info = commands.add_parser(
+        "info", allow_abbrev=False, usage="python -m dtorch_mpi info",
+        help="the versions built against and running, the libraries, devices and settings")
+    info.add_argument("--group", help=argparse.SUPPRESS)  # what info asks of processes of its own
+    doctor = commands.add_parser(
+        "doctor", allow_abbrev=False, usage="python -m dtorch_mpi doctor [--folder PATH]",
+        help="check that a job can work here; under mpirun or srun, all its ranks")
+    doctor.add_argument("--folder", default=".", metavar="PATH",
+                        help="where checkpoints shall go (default: here)")
     return top, launch
 
 
@@ -50,7 +61,15 @@ def main(argv=None):
         arguments = launch_parser.parse_args(ours)
         _launch(arguments, rest, launch_parser)
         return
-    top.parse_args(argv)
+    arguments = top.parse_args(argv)
+    if arguments.command == "info":
+        from dtorch_mpi import info
+
+        info.main(arguments.group)
+    else:
+        from dtorch_mpi import doctor
+
+        sys.exit(doctor.main(arguments.folder))
 
 
 def _run(argv, top):

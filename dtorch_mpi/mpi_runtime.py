@@ -13,9 +13,13 @@ from ._collectives import delay_collectives
 from .death_watch import records
 from .job import Runtime
 from .kernels.graph_hosting import GraphHost
-from .launch.agreement import check_agreement
-from .launch.guard import check_world
-from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
+from .launch.agreement import check_agreement, gather
+from .launch.announcement import Place, announce
+from .launch.cpus import affinity, ranges, worker_threads
+from .launch.guard import check_extensions, check_launcher, check_world
+from .launch.library import loaded_library
+from .launch.placement import cohost_default, device_for, visible_gpus
+from .log import LOGGER
 from .thread_workers import ThreadWorkers
 
 SHARED_BYTES = 8 << 20  # of rank 0's window for values from workers of its node
@@ -25,19 +29,23 @@ def start(settings, launch):
     """On rank 0 returns the Runtime; a worker rank serves until the end and leaves."""
     import mpi4py
 
-    mpi4py.rc.thread_level = "multiple"
     # At the end of a forked child too, which would wait there for the other ranks.
     mpi4py.rc.finalize = False
+    library = loaded_library()
     from mpi4py import MPI
-
-    from . import _mpi
 
     if MPI.Is_finalized():
         raise RuntimeError(
             "the workers of this job have ended with dtorch_mpi.shutdown(), and their processes "
             "with them: under a launcher they can't be started again"
         )
-    check_world(launch, MPI.COMM_WORLD.size)
+    check_extensions(library)
+    from . import _mpi
+
+    if not MPI.Is_initialized():
+        check_launcher(launch, library)
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    check_world(launch, MPI.COMM_WORLD.size, library)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             f"this MPI gives thread level {MPI.Query_thread()}, and dtorch_mpi needs "
@@ -64,10 +72,17 @@ def start(settings, launch):
     stop_requests.join_job(comm.Dup(), folder)
     delay_collectives(settings.collective_delay_us)
     of_node = [rank for rank in ranks if leaders[rank] == leader]
-    threads = settings.threads or cpu_threads(max(1, len(of_node)))
+    on_node = [index for index, other in enumerate(leaders) if other == leader]
+    masks = dict(zip(on_node, node.allgather(affinity()), strict=True))
+    threads = worker_threads(settings.threads, [masks.pop(rank) for rank in of_node],
+                             *masks.values())
+    _announce(comm, settings, leader, threads, ranks, same_node)
+    threads = threads.number
     worker = comm.rank - first_rank
     if comm.rank > 0:
         device = device_for(of_node.index(comm.rank))
+        LOGGER.info("worker %d: %s, %d threads an operator, CPUs %s",
+                    worker, device, threads, ranges(affinity()))
         try:
             _serve(comm, worker, str(device), ranks, board, maker, settings, threads, folder)
         except BaseException as error:
@@ -115,6 +130,20 @@ def start(settings, launch):
     running.first_rank = first_rank
     running.start()
     return running
+
+
+def _announce(comm, settings, leader, threads, ranks, same_node):
+    """Say on rank 0 what the workers have. Collective."""
+    places = gather(comm, [leader, socket.gethostname(), sorted(affinity()), *threads])
+    if comm.rank > 0:
+        return
+    workers = []
+    for rank, near in zip(ranks, same_node, strict=True):
+        node, host, cpus, number, source = places[rank]
+        shared = near and settings.home != "network"
+        home = "memory" if rank == 0 else "shared" if shared else "network"
+        workers.append(Place(node, host, frozenset(cpus), number, source, home))
+    announce(workers)
 
 
 def finalize():

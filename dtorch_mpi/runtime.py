@@ -1,10 +1,11 @@
 """The runtime: who is client, controller and worker, and the life of a job."""
 
+import socket
 import threading
 
 import torch
 
-from . import _core
+from . import _core, log
 from .fusion import kernels as fused_kernels
 from .future import VoidFuture
 from .job import Runtime
@@ -51,13 +52,14 @@ def init(
                 "the program is ending and its dtorch workers have stopped: use the device before, "
                 "in an atexit function registered after dtorch_mpi was imported at the latest"
             )
+        from .launch.environment import detect
+
         chosen = from_environment(**preset | given)
+        launch = detect()
+        log.configure(chosen, launch)
         configure(chosen.kernels)
         fused_kernels.configure(chosen)
         _core.capture_users_operators()  # those of libraries that were loaded by other ways
-        from .launch.environment import detect
-
-        launch = detect()
         if launch is not None and launch.size > 1:
             from .mpi_runtime import start
 
@@ -88,13 +90,16 @@ def _check_running(given):
 
 def _start_threads(settings):
     from ._collectives import ThreadGroups, delay_collectives
-    from .launch.placement import cpu_threads
+    from .launch.announcement import Place, announce
+    from .launch.cpus import affinity, worker_threads
 
     delay_collectives(settings.collective_delay_us)
     groups = ThreadGroups()
-    threads = settings.threads or cpu_threads(settings.workers)
-    hosted = ThreadWorkers(0, settings.workers, settings.workers, settings, threads,
+    mask = affinity()
+    threads = worker_threads(settings.threads, [mask] * settings.workers)
+    hosted = ThreadWorkers(0, settings.workers, settings.workers, settings, threads.number,
                            groups.maker())  # fmt: skip
+    announce([Place(0, socket.gethostname(), mask, *threads, "memory")] * settings.workers)
     running = Runtime(settings, hosted, lambda graph: [hosted.link_for(graph)], settings.workers,
                       hosted.join)
     running.groups = groups

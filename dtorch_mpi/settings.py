@@ -1,5 +1,6 @@
 """Settings from the environment, in one table. Each has the prefix DTORCH_."""
 
+import difflib
 import os
 import warnings
 from dataclasses import dataclass, fields
@@ -41,6 +42,15 @@ class Settings:
     """Forces where values come back: memory, shared or network. Empty: the nearest."""
     threads: int = 0
     """Threads of an operator on each worker. 0: OMP_NUM_THREADS, else its share of the cores."""
+    log: str = ""
+    """The least level of what is logged: debug, info, warning or error. Empty: warning, and info
+    in files."""
+    log_ranks: str = "0"
+    """Which ranks log to stderr: numbers with commas between, or all."""
+    log_folder: str = ""
+    """A folder in which each rank logs to a file of its own, rank00003.log. Empty: none."""
+    log_prefix: bool = True
+    """Whether [rank 3/8 host] stands before each line on stderr, where there are several ranks."""
     collective_delay_us: int = 0
     """How long collectives last at least, in microseconds: for tests of what goes on meanwhile."""
 
@@ -56,6 +66,16 @@ class Settings:
             raise ValueError(
                 f"home is {self.home!r}: expected memory, shared or network (DTORCH_HOME)"
             )
+        if self.log.lower() not in ("", "debug", "info", "warning", "error"):
+            raise ValueError(
+                f"log is {self.log!r}: expected debug, info, warning or error (DTORCH_LOG)"
+            )
+        ranks = [] if self.log_ranks == "all" else self.log_ranks.split(",")
+        if not all(rank.strip().isdecimal() for rank in ranks):
+            raise ValueError(
+                f"log_ranks is {self.log_ranks!r}: expected numbers with commas between, or all "
+                "(DTORCH_LOG_RANKS)"
+            )
 
 
 def _parse(name, text, kind):
@@ -69,12 +89,13 @@ def _parse(name, text, kind):
         raise ValueError(f"{name}={text!r}: expected a value of type {kind}") from None
 
 
-# Read by the package itself, before or beside dt.init().
-_OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE"}
+# Read by others than dt.init(): by setup.py, and by the launch command.
+_OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE", "DTORCH_SRUN_MPI"}
 
 
 preset = {}  # what dt.config has been told before dt.init()
 NAMES = tuple(field.name for field in fields(Settings))
+VARIABLES = frozenset("DTORCH_" + name.upper() for name in NAMES) | _OTHERS
 
 
 def from_environment(**given):
@@ -82,17 +103,22 @@ def from_environment(**given):
     if wrong := given.keys() - set(NAMES):
         raise TypeError(f"got the settings {sorted(wrong)}: expected some of {', '.join(NAMES)}")
     values = {}
-    known = set(_OTHERS)
     for field in fields(Settings):
         name = "DTORCH_" + field.name.upper()
-        known.add(name)
         if given.get(field.name) is not None:
             values[field.name] = given[field.name]
         elif name in os.environ:
             values[field.name] = _parse(name, os.environ[name], field.type)
-    for name in sorted(os.environ):
-        if name.startswith("DTORCH_") and name not in known:
-            warnings.warn(
-                f"{name} is set, but dtorch_mpi knows no such setting", stacklevel=3
-            )
+    for name in unknown():
+        near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        warnings.warn(
+            f"{name} is set, but dtorch_mpi knows no such setting{hint}", stacklevel=3
+        )
     return Settings(**values)
+
+
+def unknown():
+    """The DTORCH_* variables of the environment that are no settings."""
+    return [name for name in sorted(os.environ)
+            if name.startswith("DTORCH_") and name not in VARIABLES]

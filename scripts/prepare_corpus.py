@@ -83,7 +83,7 @@ def write_corpus(path, root, block, held_out_every):
     try:
         with (
             h5py.File(aside, "w") as file,
-            tqdm(total=len(files), unit="file", desc="packing", mininterval=1) as progress,
+            tqdm(total=len(files), unit="file", desc="packing", disable=None) as progress,
         ):
             for name, members in parts.items():
                 packed = np.ascontiguousarray(pack(members, block, progress))

@@ -20,7 +20,6 @@ import torch
 from gpt import GPT, GPTConfig, generate
 from matplotlib.figure import Figure
 from torch.nn import functional as F
-from tqdm import tqdm
 
 import dtorch_mpi as dt
 from dtorch_mpi.data import H5Dataset
@@ -92,9 +91,7 @@ def train(model, batches, arguments):
         progress.set_postfix_str(f"loss {losses[-1]:.3f}, {rate:,.0f} tokens/s", refresh=False)
         progress.update()
 
-    interval = 0.2 if sys.stderr.isatty() else 5
-    progress = tqdm(total=arguments.steps, desc="training", unit="step", mininterval=interval)
-    with progress:
+    with dt.progress(total=arguments.steps, desc="training", unit="step") as progress:
         for batch in islice(batches, arguments.steps):
             loss = loss_of(model, batch)
             loss.backward()

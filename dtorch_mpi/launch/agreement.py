@@ -28,7 +28,7 @@ def check_agreement(comm):
     differ (a file system mounted elsewhere). Collective over the mpi4py communicator.
     """
     mine = {"host": socket.gethostname(), "path": script.path() or "", "facts": facts()}
-    ranks = _gather(comm, mine)
+    ranks = gather(comm, mine)
     differences = disagreements(ranks)
     if differences:
         raise RuntimeError(
@@ -62,7 +62,8 @@ def disagreements(ranks, most=8):
     return lines
 
 
-def _gather(comm, value):
+def gather(comm, value):
+    """A list of what each rank gives, which JSON can say. Collective."""
     # As JSON in plain buffers: nothing is unpickled from the wire, at start-up neither.
     from mpi4py import MPI
 

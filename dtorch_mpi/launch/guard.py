@@ -1,10 +1,53 @@
-"""Refuse a job whose processes do not know of each other.
+"""Refuse a job whose processes do not know of each other, or that mixes two MPIs.
 
 With the wrong --mpi, or an mpirun of one MPI and a library of another, N processes each see a
-world of one, run the whole script N times and exit with 0.
+world of one, run the whole script N times and exit with 0. With extensions that were built against
+another MPI than mpi4py loads, MPI ends the process without saying why.
 """
 
-from dtorch_mpi.launch.library import loaded_library
+import os
+
+from dtorch_mpi.built_against import built_against
+from dtorch_mpi.launch.library import file_of_mpi, loaded_library
+
+
+def check_launcher(launch, library, variables=None):
+    """Raise RuntimeError where this library can't meet its peers, before MPI is initialized.
+
+    MPI would end the process itself, with a text of its own.
+    """
+    variables = os.environ if variables is None else variables
+    only_pmix = "PMIX_RANK" in variables and not {"PMI_RANK", "PMI_FD"} & variables.keys()
+    if launch is None or launch.size <= 1 or not only_pmix or "pmix" in library.meets:
+        return
+    raise RuntimeError("\n".join([
+        f"{_started(launch)}, by PMIx, which the MPI library of mpi4py was built without: they "
+        "would not find each other.", *_library_and_fix(launch, library)]))
+
+
+def check_extensions(library=None):
+    """Raise RuntimeError unless our extensions call the same MPI library as mpi4py.
+
+    Call it before MPI is initialized: it loads the extensions, and their library with them.
+    """
+    built = built_against().get("MPI", "an MPI that was not recorded")
+    library = library or loaded_library()
+    advice = (
+        f"The extensions of dtorch_mpi were built against {built}; mpi4py has loaded "
+        f"{library.path or 'a library'} ({library.version}).\n"
+        "Fix: build dtorch_mpi against the MPI that you run with (MPICC=/path/mpicc pip install "
+        "--no-build-isolation ., and its mpirun), or have mpi4py load the one that it was built "
+        "against: load its module, or set MPI4PY_LIBMPI=/path/libmpi.so or LD_LIBRARY_PATH.")
+    try:
+        from dtorch_mpi import _mpi
+    except ImportError as error:
+        raise RuntimeError(
+            f"the part of dtorch_mpi that calls MPI can't be loaded: {error}.\n{advice}") from error
+    ours = file_of_mpi(_mpi)
+    if ours and library.path and os.path.realpath(ours) != os.path.realpath(library.path):
+        raise RuntimeError(
+            f"two MPI libraries in one process: the extensions of dtorch_mpi call {ours}, mpi4py "
+            f"calls {library.path}. No rank would find the others.\n{advice}")
 
 
 def check_world(launch, mpi_size, library=None):
@@ -21,16 +64,23 @@ def check_world(launch, mpi_size, library=None):
 
 
 def _text(launch, library):
+    return "\n".join([
+        f"{_started(launch)}, but MPI says that the world has 1: each would run the whole script "
+        "by itself.", *_library_and_fix(launch, library)])
+
+
+def _started(launch):
     said = ", ".join(f"{name}={value}" for name, value in launch.variables)
-    lines = [
-        f"{launch.launcher} started {launch.size} processes ({said}), but MPI says that the world "
-        "has 1: each would run the whole script by itself.",
+    return f"{launch.launcher} started {launch.size} processes ({said})"
+
+
+def _library_and_fix(launch, library):
+    return [
         f"MPI library of mpi4py: {library.path or 'path unknown'} ({library.version})",
         *_fix(launch, library),
         "Which library mpi4py loads: python -m mpi4py --mpi-library; MPI4PY_LIBMPI=/path/libmpi.so "
         "chooses another.",
     ]
-    return "\n".join(lines)
 
 
 def _fix(launch, library):

@@ -1,5 +1,7 @@
 """The MPI library that mpi4py uses, and the launcher that belongs to it."""
 
+import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,11 +12,14 @@ class Library(NamedTuple):
     """`family` is "mpich" (MPICH, Intel, Cray, MVAPICH: one ABI), "openmpi" or "unknown".
 
     `version` is the library's own first line, `path` its file ("" when it cannot be told).
+    `meets` has the names of the protocols by which its ranks can find each other, as far as known:
+    "pmi" (mpirun of MPICH, srun --mpi=pmi2), "pmix" (mpirun of Open MPI, srun --mpi=pmix).
     """
 
     family: str
     version: str
     path: str
+    meets: frozenset[str] = frozenset(("pmi", "pmix"))
 
 
 def loaded_library():
@@ -31,8 +36,18 @@ def loaded_library():
     finally:
         mpi4py.rc.initialize = before
     vendor = MPI.get_vendor()[0]
-    version = MPI.Get_library_version().strip("\0\n ").splitlines()[0]
-    return Library(family_of(vendor), " ".join(version.split()), _mapped_library())
+    text = MPI.Get_library_version().strip("\0\n ")
+    # Open MPI goes on with commas, about whose package it is.
+    version = " ".join(text.splitlines()[0].split(",")[0].replace("Version:", "").split())
+    return Library(family_of(vendor), version, file_of_mpi(MPI), _protocols(text))
+
+
+def _protocols(text):
+    # MPICH says how it was configured, and without --with-pmix it ends the process where it finds
+    # a server of PMIx only. Others that share its ABI don't say.
+    if "MPICH configure:" in text and "pmix" not in text:
+        return frozenset(("pmi",))
+    return frozenset(("pmi", "pmix"))
 
 
 def family_of(text):
@@ -76,14 +91,16 @@ def launcher_on_path():
     return shutil.which("mpirun") or shutil.which("mpiexec")
 
 
-def _mapped_library():
-    """The libmpi in this process's memory map."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            fields = line.split(maxsplit=5)
-            if len(fields) == 6:
-                path = fields[5].strip()
-                name = path.rsplit("/", 1)[-1]
-                if name.startswith(("libmpi.so", "libmpi_abi.so", "libmpich", "libmpi_cray")):
-                    return path
-    return ""
+def file_of_mpi(module):
+    """The file of the MPI library that an extension module's calls go to; "" if there is none."""
+    class Place(ctypes.Structure):
+        _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p),
+                    ("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(Place)]
+    place = Place()
+    function = getattr(ctypes.CDLL(module.__file__), "MPI_Init", None)
+    if function is None or not dladdr(ctypes.cast(function, ctypes.c_void_p), place):
+        return ""
+    return os.fsdecode(place.file)
