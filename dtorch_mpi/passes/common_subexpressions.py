@@ -1,9 +1,9 @@
 """Has what is worked out twice worked out once: equal redistributions, above all."""
 
 from . import graph_pass
+from .arguments import ScalarTensor
 from .facts import ALIASES, Versions, is_gather, is_pure, is_view, packet, written_bases
 from .graph import Value
-from .records import ScalarTensor
 
 # Their numbers say where a part lies, and may be others the next time.
 _POSITIONS = {"aten::select", "aten::slice", "aten::select_backward", "aten::slice_backward"}

@@ -6,6 +6,7 @@ import math
 
 from ..fusion.compiler.expressions import EXPRESSIONS
 from ..fusion.spec import name_of
+from .arguments import Bools, Scalars
 from .facts import is_pure
 from .graph import Node, Value
 from .pointwise_groups import (
@@ -16,7 +17,6 @@ from .pointwise_groups import (
     plain_number,
     put_in_place,
 )
-from .records import Bools, Scalars
 
 PREFIX = "aten::_foreach_"
 # Operator over lists -> what it does at each place, and whether that has a factor behind it.

@@ -7,7 +7,8 @@ import warnings
 from collections import deque
 
 from . import assignment, chosen
-from .records import decode, encode
+from .decoding import decode
+from .encoding import encode
 
 MOST_WAITING = 64  # windows that kernels are being made for
 KEPT = 16  # windows that dt.debug.graph() can show

@@ -7,9 +7,9 @@ import torch
 
 from ..fusion.compiler.expressions import EXPRESSIONS, FILL, NUMBERS
 from ..fusion.spec import name_of
+from .arguments import Ints, Scalars, ScalarTensor
 from .facts import is_pure
 from .graph import Node, Value
-from .records import Ints, Scalars, ScalarTensor
 
 # Of a tensor over all workers: less is over before it matters.
 LEAST_ELEMENTS = 1 << 14

@@ -12,7 +12,8 @@ from .facts import (
     steps,
     written_bases,
 )
-from .records import redistribution
+from .graph import Node
+from .wire_format import HEADER_WORDS
 
 
 def _is_partial(number):
@@ -75,7 +76,19 @@ def _join(graph, way, second, once):
         if not source.is_temporary:
             return  # its slot may have been taken since
         graph.move_before(freed, graph.nodes[end + 1])
-    joined = redistribution(source, second, shardings(first)[0], (first, second))
+    joined = _redistribution(source, second, shardings(first)[0], (first, second))
     graph.replace(second, joined)
     if once:
         graph.remove(*way, *(node.outputs[0].freed_by for node in way))
+
+
+def _redistribution(source, node, number, stands_for):
+    """A node that does what the redistribution `node` does, from another value and sharding."""
+    words = list(node.words)
+    words[-2] = number
+    output = node.outputs[0]
+    made = Node("redistribute", f"redistribute {number} -> {words[-1]}", [source], [output],
+                site=node.site, stands_for=stands_for, words=words,
+                slots=[(2, source), (HEADER_WORDS, output)])  # fmt: skip
+    output.made_by = made
+    return made
