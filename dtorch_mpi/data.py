@@ -80,8 +80,10 @@ class H5Dataset:
 class Batches:
     """What `H5Dataset.batches` returns. Iterating again gives the same batches again."""
 
-    def __init__(self, source, batch_size, *, seed, mesh, placements, device, epochs, drop_last,
-                 dtype, start, start_row, prefetch):
+    def __init__(self, source: H5Dataset, batch_size: int, *, seed: int, mesh: DeviceMesh | None,
+                 placements: GivenPlacements, device: torch.device | str | None,
+                 epochs: int | None, drop_last: bool, dtype: torch.dtype, start: int,
+                 start_row: int | None, prefetch: int) -> None:
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"got dtype {dtype!r}, expected a torch.dtype such as torch.int64")
         if device is not None and (mesh is not None or placements is not None):

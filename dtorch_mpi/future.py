@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ class VoidFuture:
 
     _replies = None  # until it has asked, which may raise
 
-    def __init__(self, runtime, ask):
+    def __init__(self, runtime: Any, ask: Callable[[], Any]) -> None:
         self._runtime = runtime
         self._ask = ask  # gives the replies to wait for
         self._replies = ask()
@@ -65,7 +65,7 @@ class VoidFuture:
                 self._runtime.check()
         return self._result()
 
-    def value_in_background(self):
+    def value_in_background(self) -> Any:
         """The value of a future that is ready; None if a failure came with it, which the program
         is told at its next sync. For the library's own threads.
         """
@@ -130,7 +130,7 @@ class TensorFuture(VoidFuture):
         def get(self) -> torch.Tensor: ...
         def __await__(self) -> Generator[Any, None, torch.Tensor]: ...
 
-    def __init__(self, runtime, replies, assemble):
+    def __init__(self, runtime: Any, replies: Any, assemble: Callable[[list], Any]) -> None:
         super().__init__(runtime, lambda: replies)
         self._assemble = assemble
 

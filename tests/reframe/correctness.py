@@ -63,7 +63,7 @@ class CheckpointCheck(DtorchCheck):
     def dump(self):
         if "h5dump" in self.current_environ.features:
             newest = f"{self.executable_opts[-1]}/*/index.h5"
-            self.postrun_cmds = [f"h5dump --dataset=/weight --width=0 {newest}"]
+            self.postrun_cmds += [f"h5dump --dataset=/weight --width=0 {newest}"]
 
     def expectations(self):
         found = super().expectations()
