@@ -63,8 +63,14 @@ def launch_line(num_ranks, argv, launcher, family):
 def launch(num_ranks, argv, launcher=None, dry_run=False):
     """Print the command and become it, so that its exit code and its signals are the launcher's.
 
-    With dry_run it is printed only.
+    With dry_run it is printed only. Raises RuntimeError in a rank of a job: of launchers within
+    launchers some hang, and some fail.
     """
+    inside = environment.detect()
+    if inside is not None and inside.size > 1:
+        raise RuntimeError(
+            f"this process is rank {inside.rank} of {inside.size} already, started by "
+            f"{inside.launcher}: use `python -m dtorch_mpi run` here, or launch from the shell")
     path = find_launcher(launcher)
     if os.path.basename(path) == "srun":
         family = library.loaded_library().family

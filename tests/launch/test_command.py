@@ -79,6 +79,15 @@ def test_launch_prints_and_becomes_the_launcher(fake_mpirun, environment, tmp_pa
 
 
 @pytest.mark.timeout(60)
+def test_launch_in_a_rank_is_refused(fake_mpirun, environment, tmp_path):
+    inside = environment | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
+    done = dtorch("launch", "-n", "3", "--launcher", fake_mpirun, "train.py",
+                  environment=inside, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "this process is rank 1 of 4 already, started by mpirun of Open MPI" in done.stderr
+
+
+@pytest.mark.timeout(60)
 def test_signals_pass_through(fake_mpirun, environment, tmp_path):
     done = dtorch("launch", "-n3", f"--launcher={fake_mpirun}", "-m", "killed",
                   environment=environment, cwd=tmp_path)
@@ -88,7 +97,7 @@ def test_signals_pass_through(fake_mpirun, environment, tmp_path):
 @pytest.mark.parametrize("argv, code, text", [
     (["--help"], 0, "launch -n N"),
     (["--version"], 0, "dtorch-mpi"),
-    ([], 2, "{run,launch}"),
+    ([], 2, "{run,launch,info,doctor}"),
     (["walk"], 2, "invalid choice: 'walk'"),
     (["run"], 2, "SCRIPT"),
     (["run", "missing.py"], 2, "no script 'missing.py'"),

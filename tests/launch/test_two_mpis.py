@@ -57,3 +57,14 @@ def test_launcher_of_another(other_mpi):
     for part in (f"RuntimeError: {name} started 2 processes", "two MPIs",
                  "Fix: start with the mpirun beside that library"):
         assert part in done.stderr
+
+
+@pytest.mark.timeout(180)
+def test_doctor_tells_of_it(other_mpi, tmp_path):
+    folder, family = other_mpi
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "MPI4PY_LIBMPI": str(folder / "lib" / LIBRARIES[family])}
+    done = subprocess.run([sys.executable, "-m", "dtorch_mpi", "doctor"], env=environment,
+                          cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "FAIL  MPI library      two MPI libraries in one process" in done.stdout
