@@ -69,8 +69,8 @@ def _parse(name, text, kind):
         raise ValueError(f"{name}={text!r}: expected a value of type {kind}") from None
 
 
-# Read by the package itself, before or beside dt.init().
-_OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE"}
+# Read by the package itself, before or beside dt.init(), and by the job scripts in slurm/.
+_OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE", "DTORCH_SRUN_MPI"}
 
 
 preset = {}  # what dt.config has been told before dt.init()
