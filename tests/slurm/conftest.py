@@ -44,8 +44,14 @@ class Job:
             time.sleep(0.1)
         return facts
 
-    def start_now(self):
+    def start_again(self):
         """Spare it the two minutes that Slurm lets a requeued job wait."""
+        self.wait_until(lambda facts: (facts["JobState"], facts["Restarts"]) == ("PENDING", "1"))
+        # They are there for a reason. What serves the old steps must have gone, and the node
+        # refuses credentials that are no newer, in whole seconds, than the ones it has revoked.
+        steps = f"slurmstepd: [{self.number}."
+        self.wait_until(lambda _: not any(steps in of for _, of in self._cluster.processes()))
+        time.sleep(2)
         self._cluster.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
 
 

@@ -24,7 +24,8 @@ NODES = ("n1", "n2")
 CPUS = 4  # of each node; there need not be as many
 GPUS = 2  # of each node; there is none, but jobs may ask for them
 
-# Nothing here needs systemd, cgroups or a name service.
+# Nothing here needs systemd, cgroups or a name service. Job ids are new ones each time, as MPICH
+# names its shared memory after them, and a job that is killed leaves it.
 SLURM_CONF = """\
 ClusterName=dtorch
 SlurmctldHost={host}(127.0.0.1)
@@ -46,6 +47,7 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
+FirstJobId={first_job}
 ReturnToService=2
 KillWait=5
 MpiDefault=none
@@ -84,7 +86,8 @@ def write_configuration(folder):
     for name in ("state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir()
     (folder / "slurm.conf").write_text(
-        SLURM_CONF.format(folder=folder, host=host, ports=ports, cpus=CPUS, gpus=GPUS))
+        SLURM_CONF.format(folder=folder, host=host, ports=ports, cpus=CPUS, gpus=GPUS,
+                          first_job=1 + secrets.randbelow(60_000_000)))
     # Slurm wants device files, whatever they are.
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
     munge = folder / "munge"
