@@ -83,6 +83,30 @@ def first_of(deaths):
     return earliest
 
 
+def shared_memory_of(pid):
+    """The names in /dev/shm, but for their last digits, of what MPICH made for this process's job.
+
+    Under srun they come from the ids of job and step, which a requeued job has again: MPI can't
+    start in it where the first run was killed and has left them. And they take memory until then.
+    """
+    start = "/dev/shm/mpich_shm_"
+    try:
+        with open(f"/proc/{pid}/maps") as file:
+            paths = {line[line.index(start):].rstrip() for line in file if start in line}
+    except OSError:
+        return ()
+    return tuple({os.path.basename(path).rstrip("0123456789") for path in paths})
+
+
+def remove_shared_memory(names):
+    for name in os.listdir("/dev/shm") if names else ():
+        if name.startswith(names):
+            try:
+                os.unlink(os.path.join("/dev/shm", name))
+            except OSError:
+                continue  # another rank's watcher has removed it
+
+
 def signal_name(number):
     for name in dir(_signal):
         if name.startswith("SIG") and "_" not in name and getattr(_signal, name) == number:
@@ -208,6 +232,7 @@ def watch(record_path, pid, rank, world, host, launcher, launcher_fd, crash_log)
         # Of any two ranks, the one whose watcher starts later sees the other's record.
         for other, path in records(folder):
             end.watch_mark(None if other == rank else other, mark_of(path))
+    shared_memory = shared_memory_of(pid)
     kills_before = oom_kills()
     # The rank waits for the parent, so that it runs on only once it is watched; and has no child.
     if os.fork():
@@ -219,6 +244,7 @@ def watch(record_path, pid, rank, world, host, launcher, launcher_fd, crash_log)
     status = end.status()
     record = record_of(record_fd) if record_path else None
     if record is None or record.state != "finished":
+        remove_shared_memory(shared_memory)
         text, own = describe(status, record, oom_kills() - kills_before)
         if end.orphaned:
             text += f", as its launcher (pid {launcher}) had ended"

@@ -192,6 +192,9 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads, folder)
     graphs.join()
     drain()
     _finish(comm, None, board)
+    # Rank 0's exit code is the job's. When it is not 0, launchers end whoever is still there, and
+    # srun would give the code of that signal.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: the user's program above this call must not go on, not even its handlers.

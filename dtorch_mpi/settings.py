@@ -89,7 +89,7 @@ def _parse(name, text, kind):
         raise ValueError(f"{name}={text!r}: expected a value of type {kind}") from None
 
 
-# Read by others than dt.init(): by setup.py, and by the launch command.
+# Read by others than dt.init(): setup.py, the launch command and the job scripts in slurm/.
 _OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE", "DTORCH_SRUN_MPI"}
 
 

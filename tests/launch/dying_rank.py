@@ -1,7 +1,7 @@
 """One rank of a job in which rank 1 ends in the way that the first argument names.
 
-Rank 0 writes the job's folder to the file that the last one names: a launcher that kills its
-ranks may lose what they have printed.
+Rank 0 writes the job's folder to the file that the last one names, and the names of its shared
+memory to one beside it: a launcher that kills its ranks may lose what they have printed.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from dtorch_mpi import watcher
+from dtorch_mpi import death_watch, watcher
 
 way, library, folder_file = sys.argv[1:]
 world = MPI.COMM_WORLD
@@ -30,6 +30,7 @@ record.set_state(1)
 for _ in range(1234):
     record.note(7, 3)
 if world.rank == 0:
+    Path(f"{folder_file}.memory").write_text(" ".join(death_watch.shared_memory_of(os.getpid())))
     Path(folder_file).write_text(os.path.dirname(path))
 world.Barrier()
 if world.rank == 0:

@@ -10,6 +10,7 @@ import pytest
 
 from dtorch_mpi import death_watch, watcher
 from dtorch_mpi.death_watch import Death, describe, first_of, tell
+from dtorch_mpi.launch.library import loaded_library
 
 RANK = Path(__file__).with_name("dying_rank.py")
 HOST = socket.gethostname()
@@ -67,6 +68,9 @@ def test_the_first_death_is_told(way, mpirun, environment, writer_library, tmp_p
     assert head.endswith("last operator: aten::mm (record 1234), issued at train.py:31")
     assert sum(" died: " in line for line in lines) == 1, lines
     assert_nothing_is_left(folder, writer_library)
+    memory = tuple((tmp_path / "folder.memory").read_text().split())
+    assert memory or loaded_library().family != "mpich"
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(memory)]
 
 
 @pytest.mark.timeout(60)
