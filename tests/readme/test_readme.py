@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import h5py
@@ -230,6 +231,35 @@ def _preemption(text):
     assert torch.equal(names["model"].weight.to_torch(), weights)
     exec(text, names)
     assert len(steps) == 960
+
+
+@executes("Under Slurm", "sh")
+def _job_scripts(text):
+    # tests/slurm submits them.
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "slurm").glob("test_*.py"))
+    for _, (command, script, *_) in lines_of(text):
+        assert command == "sbatch" and f'"{Path(script).name}"' in tests
+        done = subprocess.run(["bash", ROOT / script], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 2 and f"sbatch {script}" in done.stderr
+
+
+@executes("What you have, and whether it works", "sh")
+def _info_and_doctor(text):
+    info, doctor = [line for line, _ in lines_of(text)]
+    assert torch.__version__ in run(info)
+    told = run(doctor)
+    assert "PASS" in told and "FAIL" not in told
+
+
+@executes("Regression tests for sites", "sh")
+def _reframe(text):
+    (_, install), (reframe, _) = lines_of(text)
+    extra = re.fullmatch(r"\.\[(\w+)\]", install[2])[1]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert install[:2] == ["pip", "install"] and extra in project["optional-dependencies"]
+    # tests/reframe runs them.
+    listed = run(f"cd {ROOT} && " + reframe.replace(" -r ", f" -l --prefix={Path.cwd()} "))
+    assert "Training" in listed
 
 
 @executes("Where time goes", "python")

@@ -2,7 +2,7 @@
 
 import reframe as rfm
 import reframe.utility.sanity as sn
-from dtorch_checks import ROOT, DtorchCheck
+from dtorch_checks import ROOT, DtorchBenchmark, DtorchCheck
 from reframe.core.builtins import parameter, run_after, run_before, variable
 
 PROGRAMS = ROOT / "tests" / "reframe" / "programs"
@@ -36,12 +36,17 @@ class TrainingCheck(DtorchCheck):
 
 
 @rfm.simple_test
-class CollectivesCheck(DtorchCheck):
-    """Every collective that a change of placements needs, with uneven parts, is exact."""
+class CollectivesCheck(DtorchBenchmark):
+    """Every collective that a change of placements needs, with uneven parts, is exact.
+
+    Its figures are the rates of large ones, of the global tensor's bytes.
+    """
 
     num_workers = parameter([1, 2, 3, 4])
     executable_opts = [str(PROGRAMS / "redistributions.py")]
     marker = r"^all redistributions are exact, {workers} workers$"
+    figures = ("all_gather.{workers}", "all_reduce.{workers}", "reduce_scatter.{workers}",
+               "all_to_all.{workers}")  # fmt: skip
 
 
 @rfm.simple_test
