@@ -8,16 +8,19 @@ import sys
 import time
 import traceback
 
-from . import _core, _worker, watcher
+from . import _core, _worker, flight_record, watcher
 from ._collectives import delay_collectives
 from .job import Runtime
 from .kernels.graph_hosting import GraphHost
 from .launch.agreement import check_agreement
 from .launch.guard import check_world
 from .launch.placement import cohost_default, cpu_threads, device_for, visible_gpus
+from .rank_watchdog import STACKS_SIGNAL
 from .thread_workers import ThreadWorkers
 
 SHARED_BYTES = 8 << 20  # of rank 0's window for values from workers of its node
+# Gives this rank, its host and its last operator as a text; None before the flight record begins.
+whereabouts = None
 
 
 def start(settings, launch):
@@ -50,6 +53,7 @@ def start(settings, launch):
     leader = node.bcast(comm.rank)
     leaders = comm.allgather(leader)
     on_first = [index for index, other in enumerate(leaders) if other == leaders[0]]
+    num_nodes = len(set(leaders))
     cohost = settings.cohost
     if cohost is None:
         cohost = cohost_default(len(on_first), visible_gpus())
@@ -66,7 +70,7 @@ def start(settings, launch):
     if comm.rank > 0:
         device = device_for(of_node.index(comm.rank))
         try:
-            _serve(comm, worker, str(device), ranks, board, maker, settings, threads)
+            _serve(comm, worker, str(device), ranks, board, maker, settings, threads, num_nodes)
         except BaseException as error:
             # Rank 0 and the others would wait for this one for ever.
             traceback.print_exc()
@@ -74,11 +78,10 @@ def start(settings, launch):
             sys.stderr.flush()
             comm.Abort(1)
 
-    _begin_flight(comm, "client", by_client=not cohost)
+    _begin_flight(comm, "client", settings, num_nodes, by_client=not cohost)
     hosted = None
     if cohost:
-        hosted = ThreadWorkers(0, 1, len(ranks), settings, threads, maker)
-        hosted.workers[0].note_flight()
+        hosted = ThreadWorkers(0, 1, len(ranks), settings, threads, maker, in_flight=True)
     remote = None  # the main graph's link
 
     def links_of(graph):
@@ -119,7 +122,7 @@ def finalize():
         MPI.Finalize()
 
 
-def _serve(comm, worker, device, ranks, board, maker, settings, threads):
+def _serve(comm, worker, device, ranks, board, maker, settings, threads, num_nodes):
     from . import _mpi
 
     # Rank 0 decides what a Ctrl-C means; the launcher sends it to all.
@@ -150,7 +153,7 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
 
     serving, drain = make(worker, 0, settings.streams == "one")
     graphs = GraphHost(make, threads, failed)
-    _begin_flight(comm, f"worker {worker}", by_client=False)
+    _begin_flight(comm, f"worker {worker}", settings, num_nodes, by_client=False)
     serving.note_flight()
     serving.run(threads)
     graphs.stop()
@@ -165,15 +168,25 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads):
     ctypes.CDLL(None).exit(0)
 
 
-def _begin_flight(comm, role, *, by_client):
+def _begin_flight(comm, role, settings, num_nodes, *, by_client):
     """Start this rank's flight record and the process that reads it should this one die."""
+    global whereabouts
     folder = watcher.job_folder()
     host = socket.gethostname()
     path = f"{folder}/rank-{comm.rank}.record" if folder else ""
     in_file = _core.open_flight_record(path, comm.rank, comm.size, host, role, by_client=by_client)
+    if in_file:
+        _core.answer_stack_requests(STACKS_SIGNAL, watcher.write_stacks(path))
     watcher.start(
-        path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host
-    )
+        path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host,
+        watchdog_seconds=settings.watchdog_seconds,
+        hub=watcher.meet_at_hub(comm, host) if num_nodes > 1 else None,
+    )  # fmt: skip
+    place = f"rank {comm.rank} of {comm.size} on host {host}"
+
+    def whereabouts():
+        last = flight_record.read(path).last if in_file else []
+        return f"{place}; last operator: {last[0]}" if last else f"{place}; no operator yet"
 
 
 def _finish(comm, link, board, limit=None):

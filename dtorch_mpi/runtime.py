@@ -10,6 +10,7 @@ from .future import VoidFuture
 from .job import Runtime
 from .kernels.alternatives import configure
 from .settings import from_environment, preset
+from .thread_watchdog import ThreadWatchdog
 from .thread_workers import ThreadWorkers
 
 _lock = threading.RLock()
@@ -93,8 +94,17 @@ def _start_threads(settings):
     threads = settings.threads or cpu_threads(settings.workers)
     hosted = ThreadWorkers(0, settings.workers, settings.workers, settings, threads,
                            groups.maker())  # fmt: skip
+    dog = None
+    if seconds := settings.watchdog_seconds:
+        dog = ThreadWatchdog(lambda: hosted.all_workers, settings.workers, seconds)
+
+    def stop():
+        if dog is not None:
+            dog.stop()
+        hosted.join()
+
     running = Runtime(settings, hosted, lambda graph: [hosted.link_for(graph)], settings.workers,
-                      hosted.join)
+                      stop)
     running.groups = groups
     running.start()
     return running

@@ -41,12 +41,20 @@ class Settings:
     """Forces where values come back: memory, shared or network. Empty: the nearest."""
     threads: int = 0
     """Threads of an operator on each worker. 0: OMP_NUM_THREADS, else its share of the cores."""
+    watchdog_seconds: int = 600
+    """How long a worker may be in one operator or kernel, or stopped by a signal, before it is
+    taken for stuck and the job ended. 0: for ever."""
     collective_delay_us: int = 0
     """How long collectives last at least, in microseconds: for tests of what goes on meanwhile."""
 
     def __post_init__(self):
         if self.workers < 1:
             raise ValueError(f"workers is {self.workers}: expected at least 1 (DTORCH_WORKERS)")
+        if self.watchdog_seconds < 0:
+            raise ValueError(
+                f"watchdog_seconds is {self.watchdog_seconds}: expected seconds, or 0 for none "
+                "(DTORCH_WATCHDOG_SECONDS)"
+            )
         if self.streams not in ("one", "communication", "branches"):
             raise ValueError(
                 f"streams is {self.streams!r}: expected one, communication or branches "
@@ -70,7 +78,7 @@ def _parse(name, text, kind):
 
 
 # Read by the package itself, before or beside dt.init().
-_OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE"}
+_OTHERS = {"DTORCH_DEBUG", "DTORCH_DEATHS_FILE", "DTORCH_SANITIZE"}
 
 
 preset = {}  # what dt.config has been told before dt.init()
