@@ -9,19 +9,29 @@ import _socket  # the socket module costs 10 ms
 import os
 import time
 
-# How long the hub waits for other nodes' reports after rank 0's end, in seconds.
-LINGER = 1.5
+# How long after rank 0's end the hub waits for other nodes' reports, in seconds, before it tells;
+# and where one has a cause of its own, for earlier ones that are on their way. It must not take
+# long: a batch system ends what is left of a job soon.
+SETTLE = 1.5
+SETTLE_WITH_CAUSE = 0.2
+# For how long it takes reports in silence afterwards: a launcher may end other nodes late.
+LINGER = 6
 # How long one side waits for the other within a connection.
 PATIENCE = 0.7
 
 
 class Hub:
-    """Rank 0's end. fd: of the listening socket. token: what each message has to begin with."""
+    """Rank 0's end.
 
-    def __init__(self, fd, token):
+    fd: of the listening socket. token: what each message has to begin with. num_nodes: from each of
+    which one report may come.
+    """
+
+    def __init__(self, fd, token, num_nodes):
         self._listener = _socket.socket(fileno=fd)
         self._listener.settimeout(PATIENCE)
         self._token = token
+        self._num_nodes = num_nodes
         self.fd = fd
         self.reports = []  # (when by our clock, rank, own, death's text, block)
 
@@ -52,10 +62,19 @@ class Hub:
     def add(self, when, rank, own, text, block):
         self.reports.append((when, rank, own, text, block))
 
+    def settle(self):
+        """Wait until all nodes have reported, or it is time to tell."""
+        began = time.monotonic()
+        self._take_until(lambda: began + (
+            SETTLE_WITH_CAUSE if any(own for _, _, own, _, _ in self.reports) else SETTLE))
+
     def linger(self):
-        """Wait for what other nodes have to say."""
+        """Take what other nodes still report, so that they are silent."""
         until = time.monotonic() + LINGER
-        while (left := until - time.monotonic()) > 0:
+        self._take_until(lambda: until)
+
+    def _take_until(self, end):
+        while len(self.reports) < self._num_nodes and (left := end() - time.monotonic()) > 0:
             self._listener.settimeout(left)
             self.take()
 

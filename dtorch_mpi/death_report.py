@@ -212,10 +212,19 @@ class Voice:
 
     def tell_first(self):
         """At the hub: tell of the first death of all nodes."""
-        self._hub.linger()
-        deaths = {Death(rank, when, own, text): block
-                  for when, rank, own, text, block in self._hub.reports}
+        self._hub.settle()
+        deaths = {Death(rank, when, own, text): report
+                  for when, rank, own, text, report in self._hub.reports}
         if deaths:
             first = first_of(deaths)
             tell_launch(first.rank, first.own, first.text)
             self.tell(deaths[first])
+        self.close()
+        self._hub.linger()
+
+    def close(self):
+        """Let go of the rank's stderr, whose end a launcher awaits before it ends the others."""
+        for fd in self._descriptors:
+            if fd >= 0:
+                os.close(fd)
+        self._descriptors = ()

@@ -49,12 +49,13 @@ def wait_for_others(folder, seconds):
 
 
 def watch(record_path, pid, rank, world, host, launcher, launcher_fd, crash_log, seconds, hub_fd,
-          hub_address, token):
+          hub_address, token, num_nodes):
     """Wait for the end of `pid` in a process of its own, and tell; returns in neither.
 
     launcher: the pid of the process that started the rank, with which it is ended; 0 for none.
     seconds: after how long at one record a worker is taken for stuck, and ended; 0: never.
     hub_fd, hub_address, token: of the hub, on rank 0 and elsewhere; -1 and empty on one node.
+    num_nodes: of the job.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
@@ -73,7 +74,7 @@ def watch(record_path, pid, rank, world, host, launcher, launcher_fd, crash_log,
     kills_before = oom_kills()
     hub = None
     if hub_fd >= 0:
-        hub = death_hub.Hub(hub_fd, token)
+        hub = death_hub.Hub(hub_fd, token, num_nodes)
         end.call_when_ready(hub_fd, hub.take)
     # The rank waits for the parent, so that it runs on only once it is watched; and has no child.
     if os.fork():
@@ -83,16 +84,19 @@ def watch(record_path, pid, rank, world, host, launcher, launcher_fd, crash_log,
                        seconds)
     end.wait(dog.interval, dog.look)
     when = time.monotonic()
-    _signal.alarm(HARD_STOP)
+    _signal.alarm(HARD_STOP + (0 if hub is None else death_hub.LINGER))
+    voice = Voice((launcher_fd, 2), crash_log, hub, hub_address, token)
     status = end.status()
     record = record_of(record_fd) if record_path else None
     if record is not None and record.state == "told":
         death = Death(rank, when, True, record.cause, end.before, end.after)
         death.save(folder)
         take_report(folder)
-        if hub is not None:
-            hub.linger()  # others need not tell either
         tell_launch(death.rank, death.own, death.text)
+        if hub is not None:
+            hub.add(when, rank, True, record.cause, "")
+            voice.close()
+            hub.linger()  # others need not tell either
     elif record is None or record.state != "finished":
         text, own = describe(status, record, oom_kills() - kills_before)
         if end.orphaned:
@@ -100,7 +104,6 @@ def watch(record_path, pid, rank, world, host, launcher, launcher_fd, crash_log,
         if dog.text:
             text, own = dog.text, True
         death = Death(rank, when, own, text, end.before, end.after)
-        voice = Voice((launcher_fd, 2), crash_log, hub, hub_address, token)
         if not record_path:
             voice.report(death, lambda is_known: block(
                 death, [], None, rank, world, host, is_known=is_known))

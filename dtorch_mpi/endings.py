@@ -73,4 +73,7 @@ def _at_exit():
 def _leave(code):
     sys.stdout.flush()
     sys.stderr.flush()
+    started = sys.modules.get("dtorch_mpi.mpi_runtime")
+    if started is not None:
+        started.abort(code)
     os._exit(code)

@@ -122,6 +122,14 @@ def finalize():
         MPI.Finalize()
 
 
+def abort(code):
+    """Have the launcher end all ranks: if this one just left, MPICH's may end its node only."""
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(code)
+
+
 def _serve(comm, worker, device, ranks, board, maker, settings, threads, num_nodes):
     from . import _mpi
 
@@ -180,7 +188,7 @@ def _begin_flight(comm, role, settings, num_nodes, *, by_client):
     watcher.start(
         path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host,
         watchdog_seconds=settings.watchdog_seconds,
-        hub=watcher.meet_at_hub(comm, host) if num_nodes > 1 else None,
+        hub=watcher.meet_at_hub(comm, host) if num_nodes > 1 else None, num_nodes=num_nodes,
     )  # fmt: skip
     place = f"rank {comm.rank} of {comm.size} on host {host}"
 

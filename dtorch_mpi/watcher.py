@@ -29,7 +29,7 @@ package.__path__ = [sys.argv[1]]
 sys.modules["dtorch_mpi"] = package
 from dtorch_mpi.death_watch import watch
 watch(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6], *map(int, sys.argv[7:9]), sys.argv[9],
-      *map(int, sys.argv[10:12]), *sys.argv[12:14])
+      *map(int, sys.argv[10:12]), *sys.argv[12:14], int(sys.argv[14]))
 """
 
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prte"}
@@ -93,15 +93,16 @@ def meet_at_hub(comm, host):
         return -1, "", ""
 
 
-def start(record_path, *, pid, rank, world, host, stderr_fd=2, watchdog_seconds=0, hub=None):
+def start(record_path, *, pid, rank, world, host, stderr_fd=2, watchdog_seconds=0, hub=None,
+          num_nodes=1):
     """Start the watcher of process `pid`; returns when it is watching (some 25 ms).
 
     record_path is rank-R.record in job_folder(), or None where no file could be made; then only
     the way of dying can be told. It writes to the launcher's own stderr when that is on this
     node, else to stderr_fd, else to a file <job>.crash.log in the current folder. It ends the
     process should that outlive its launcher, or be a worker that has been stuck for
-    watchdog_seconds (0: never). hub: what meet_at_hub() returned. Raises RuntimeError when it does
-    not start.
+    watchdog_seconds (0: never). hub: what meet_at_hub() returned, where there are several
+    num_nodes. Raises RuntimeError when it does not start.
     """
     job = os.path.basename(os.path.dirname(record_path)) if record_path else f"dtorch-{pid}"
     crash_log = os.path.join(os.getcwd(), f"{job}.crash.log")
@@ -112,7 +113,7 @@ def start(record_path, *, pid, rank, world, host, stderr_fd=2, watchdog_seconds=
     command = [sys.executable, "-I", "-S", "-E", "-c", PROGRAM,
                os.path.dirname(os.path.abspath(__file__)), record_path or "", str(pid), str(rank),
                str(world), host, str(_launcher_on_node() or 0), str(launcher_fd), crash_log,
-               str(watchdog_seconds), str(hub_fd), hub_address, token]
+               str(watchdog_seconds), str(hub_fd), hub_address, token, str(num_nodes)]
     passed = [fd for fd in (launcher_fd, hub_fd) if fd >= 0]
     try:
         done = subprocess.run(
