@@ -5,7 +5,10 @@ import re
 import pytest
 from ending_jobs import reports, run_to_its_end
 
-START = "import torch, dtorch_mpi as dt\nfrom worker_kernels import die, slow\ndt.init()\n"
+START = """import stuck_kernels, torch, dtorch_mpi as dt
+from worker_kernels import die, slow
+dt.init()
+"""
 
 
 @pytest.fixture
@@ -77,7 +80,6 @@ def test_death_of_a_worker_is_told(job, number):
 
 def test_worker_that_runs_out_of_memory(job):
     ended = job("""\
-import stuck_kernels
 mesh = dt.init_device_mesh((2,))
 dt.kernels.call("tests.limit_memory", [1, 64], sizes=[2], dtype=torch.float32, mesh=mesh,
                 placements=[dt.Shard(0)])
@@ -86,7 +88,7 @@ print(x.sum().item())
 """)
     assert ended.code == 1
     assert "WorkerError: " in ended.err and "can't allocate memory" in ended.err
-    assert "script.py:9 in <module>" in ended.err
+    assert "script.py:8 in <module>" in ended.err
     assert "failed on worker 1 (rank 2) on " in ended.err
     assert reports(ended.err) == []
 

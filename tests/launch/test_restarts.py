@@ -127,7 +127,7 @@ def test_training_goes_on_with_one_worker_less(tmp_path, mpirun):
     print(f"{time.monotonic() - began:.0f} s")
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2, with 4 ranks" in done.stderr
-    assert "the job failed (rank 3: killed by signal 9 (SIGKILL)" in done.stderr
+    assert "the job failed (rank 4: killed by signal 9 (SIGKILL)" in done.stderr
     lines = [line.split() for line in (tmp_path / "losses").read_text().splitlines()]
     assert [(int(step), int(workers)) for step, _, workers in lines] == [
         *((step, 4) for step in range(restarting.DEATH + 1)),
