@@ -51,9 +51,11 @@ class RankWatchdog:
         fields = stat_fields(self._pid)
         if fields is None or not counts:
             return  # it ends, or has no worker
-        marks = dict(counts)
+        state = fields[0]
+        # A stopped rank goes on where it was: its records are counted anew then.
+        marks = dict.fromkeys(counts) if state in "Tt" else dict(counts)
         # Rank 0 runs the program: whoever stops it knows.
-        marks["stopped"] = True if fields[0] == "T" and self._rank != 0 else None
+        marks["stopped"] = True if state == "T" and self._rank != 0 else None
         stood = self._stood.look(time.monotonic(), marks)
         if stood.pop("stopped") >= self._seconds:
             if self._all_are_stopped():

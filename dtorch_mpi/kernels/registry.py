@@ -44,6 +44,16 @@ def kernel_names():
     return list(_kernels)
 
 
+def going_on():
+    """Tell the watchdog that the kernel which calls makes progress, or waits for others with it.
+
+    For kernels that may take longer than `watchdog_seconds`. Elsewhere it does nothing.
+    """
+    from .. import _worker  # it imports this module
+
+    _worker.going_on()
+
+
 def call(name, args, *, sizes, dtype, mesh=None, placements=None):
     """Run a kernel on every worker and return its output, a dtorch tensor.
 

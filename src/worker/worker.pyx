@@ -55,6 +55,7 @@ cdef extern from "wire/activity.h" namespace "dtorch" nogil:
     cppclass Activity:
         void bind()
         void begin(uint32_t kind, uint32_t number, uint32_t site)
+        void step()
         void rest()
         void name_kernel(const string&)
 
@@ -417,6 +418,12 @@ def stage_times():
     if state.batch_began:
         busy += steady_ns() - state.batch_began
     return busy * 1e-9, state.idle * 1e-9
+
+
+def going_on():
+    """dtorch_mpi.kernels.going_on()."""
+    if this_worker() != NULL:
+        this_worker().activity.step()
 
 
 def this_index():

@@ -1,9 +1,12 @@
 """Jobs that end badly: run them, see that nothing stays behind, and read what is told."""
 
 import os
+import shutil
 from pathlib import Path
 
 from launching import run_job
+
+from dtorch_mpi.launch.library import family_of_launcher
 
 
 def run_to_its_end(folder, text, launcher="mpirun", workers=2, **options):
@@ -17,6 +20,16 @@ def run_to_its_end(folder, text, launcher="mpirun", workers=2, **options):
     left = processes_of(script)
     assert not left, f"left behind: {left}\n{ended.out}\n{ended.err}"
     return ended
+
+
+def as_nodes(*names, ranks):
+    """mpirun's options for so many ranks on each of several nodes, all of them this machine.
+
+    Each gets a proxy of the launcher, and watchers of its own. Open MPI has no such thing: none.
+    """
+    if family_of_launcher(shutil.which("mpirun")) != "mpich":
+        return []
+    return ["-launcher", "fork", "-hosts", ",".join(names), "-ppn", str(ranks)]
 
 
 def processes_of(script):

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from dtorch_mpi.kernels import kernel
+from dtorch_mpi.kernels import going_on, kernel
 
 
 @kernel("tests.hang")
@@ -20,6 +20,16 @@ def _hang(context, worker, how):
         while how == "loop":
             time.sleep(0.01)
     return torch.zeros(rows)
+
+
+@kernel("tests.long")
+def _long(context, seconds):
+    """Makes progress every twentieth of a second."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.05)
+        going_on()
+    return torch.zeros(context.sizes[0])
 
 
 @kernel("tests.limit_memory")

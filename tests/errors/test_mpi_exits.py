@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from ending_jobs import reports, run_to_its_end
+from ending_jobs import as_nodes, reports, run_to_its_end
 
 START = """import stuck_kernels, torch, dtorch_mpi as dt
 from worker_kernels import die, slow
@@ -30,13 +30,12 @@ def test_sys_exit_gives_the_jobs_code(job):
 
 
 def test_exception_on_rank_0_while_workers_are_busy(job):
-    # On two nodes: each has a proxy of the launcher and watchers of its own.
     ended = job(
         "x = torch.ones(3, device='dtorch') + 1\n"
         "y = slow(50)\n"
         "dt.sync_future()\n"
         "raise ValueError('the user is wrong')\n",
-        workers=3, options=["-launcher", "fork", "-hosts", "n1,n2", "-ppn", "2"],
+        workers=3, options=as_nodes("n1", "n2", ranks=2),
     )  # fmt: skip
     assert ended.code == 1 and ended.seconds < 45
     assert "script.py\", line 8, in <module>" in ended.err

@@ -3,8 +3,9 @@
 import re
 
 import pytest
+import stuck_kernels  # noqa: F401 -- registers kernels
 import torch
-from ending_jobs import reports, run_to_its_end
+from ending_jobs import as_nodes, reports, run_to_its_end
 from worker_kernels import slow
 
 import dtorch_mpi as dt
@@ -20,11 +21,8 @@ print(x.sum().item())
 
 @pytest.mark.timeout(90)
 def test_kernel_that_never_ends_with_workers_on_two_nodes(tmp_path):
-    # Each node has a proxy and watchers of its own. Worker 1 is the second of the first node.
-    ended = run_to_its_end(
-        tmp_path, WAITS.format(how="loop"), workers=3,
-        options=["-launcher", "fork", "-hosts", "n1,n2", "-ppn", "3"],
-    )  # fmt: skip
+    ended = run_to_its_end(tmp_path, WAITS.format(how="loop"), workers=3,
+                           options=as_nodes("n1", "n2", ranks=3))  # fmt: skip
     assert ended.code != 0
     (report,) = reports(ended.err)
     assert re.match(r"rank 2 of 4 on host \S+ is stuck: for \d s in kernel tests.hang, issued at "
@@ -70,6 +68,7 @@ def test_busy_workers_are_not_stuck(impatient):
             total = total + slow(0.2)
         total.to_torch()
     assert total.to_torch().tolist() == [36.0, 36.0]
+    dt.kernels.call("tests.long", [1.6], sizes=[1], dtype=torch.float32).to_torch()
 
 
 def test_only_time_in_which_somebody_looks_counts():
