@@ -9,7 +9,8 @@ USAGE = """\
 usage: python -m dtorch_mpi run    SCRIPT [ARGS ...]
        python -m dtorch_mpi run    -m MODULE [ARGS ...]
        python -m dtorch_mpi run    -c COMMAND [ARGS ...]
-       python -m dtorch_mpi launch -n N [--launcher NAME] [--dry-run] SCRIPT [ARGS ...]
+       python -m dtorch_mpi launch -n N [--max-restarts K [--min-workers M]] [--launcher NAME]
+                                   [--dry-run] SCRIPT [ARGS ...]
        python -m dtorch_mpi info
        python -m dtorch_mpi doctor [--folder PATH]
        python -m dtorch_mpi --help | --version
@@ -28,14 +29,22 @@ def _parsers():
         help="inside mpirun or srun: rank 0 runs the script, the other ranks serve as workers; "
              "without a launcher, one process does both")
     launch = commands.add_parser(
-        "launch", allow_abbrev=False, usage="python -m dtorch_mpi launch -n N [--launcher NAME] "
-        "[--dry-run] SCRIPT | -m MODULE | -c COMMAND [ARGS ...]",
+        "launch", allow_abbrev=False, usage="python -m dtorch_mpi launch -n N "
+        "[--max-restarts K [--min-workers M]] [--launcher NAME] [--dry-run] "
+        "SCRIPT | -m MODULE | -c COMMAND [ARGS ...]",
         help="from a shell: find the launcher and start such a job with it")
     launch.add_argument("-n", type=int, required=True, dest="num_ranks", metavar="N",
                         help="number of ranks, the one that runs the script among them")
     launch.add_argument("--launcher", metavar="NAME",
                         help="mpirun, srun, or the path of one; the default is srun inside a "
                              "Slurm allocation, else the mpirun of the MPI that mpi4py loads")
+    launch.add_argument("--max-restarts", type=int, default=0, metavar="K",
+                        help="start the job again, up to K times, when it fails; the script loads "
+                             "its last checkpoint. Not after exit codes 0, 2 (usage), 85 (to be "
+                             "requeued) and 130, nor when launch is told to stop")
+    launch.add_argument("--min-workers", type=int, metavar="M",
+                        help="with one rank less after each death of a worker's process, down to "
+                             "M ranks beside rank 0")
     launch.add_argument("--dry-run", action="store_true", help="print the command only")
     info = commands.add_parser(
         "info", allow_abbrev=False, usage="python -m dtorch_mpi info",
@@ -94,7 +103,8 @@ def _launch(arguments, rest, launch_parser):
     from dtorch_mpi.launch import command
 
     try:
-        command.launch(arguments.num_ranks, rest, arguments.launcher, arguments.dry_run)
+        command.launch(arguments.num_ranks, rest, arguments.launcher, arguments.dry_run,
+                       arguments.max_restarts, arguments.min_workers)
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         launch_parser.error(str(error))
 
@@ -106,7 +116,7 @@ def _split(argv):
         word = argv[index]
         if word in ("-m", "-c") or not word.startswith("-"):
             break
-        index += 2 if word in ("-n", "--launcher") else 1
+        index += 2 if word in ("-n", "--launcher", "--max-restarts", "--min-workers") else 1
     return argv[:index], argv[index:]
 
 

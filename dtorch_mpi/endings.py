@@ -6,6 +6,7 @@ import sys
 import traceback
 
 from . import _core, runtime
+from .errors import WorkerError
 
 _MOST_TOLD = 10
 
@@ -20,7 +21,11 @@ def install():
 
 def _note_failure(kind, value, trace, previous=sys.excepthook):
     _core.flight_failed(f"{kind.__name__}: {value}")
+    started = sys.modules.get("dtorch_mpi.mpi_runtime")
+    if started is not None and started.whereabouts is not None and kind is not WorkerError:
+        value.add_note(f"[dtorch-mpi] raised on {started.whereabouts()}")
     previous(kind, value, trace)
+    _core.flight_told()
 
 
 def _fatal_exception():
@@ -68,4 +73,7 @@ def _at_exit():
 def _leave(code):
     sys.stdout.flush()
     sys.stderr.flush()
+    started = sys.modules.get("dtorch_mpi.mpi_runtime")
+    if started is not None:
+        started.abort(code)
     os._exit(code)

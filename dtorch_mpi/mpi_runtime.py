@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 
-from . import _core, _worker, stop_requests, watcher
+from . import _core, _worker, flight_record, stop_requests, watcher
 from ._collectives import delay_collectives
 from .death_watch import records
 from .job import Runtime
@@ -20,9 +20,12 @@ from .launch.guard import check_extensions, check_launcher, check_world
 from .launch.library import loaded_library
 from .launch.placement import cohost_default, device_for, visible_gpus
 from .log import LOGGER
+from .rank_watchdog import STACKS_SIGNAL
 from .thread_workers import ThreadWorkers
 
 SHARED_BYTES = 8 << 20  # of rank 0's window for values from workers of its node
+# Gives this rank, its host and its last operator as a text; None before the flight record begins.
+whereabouts = None
 
 
 def start(settings, launch):
@@ -59,6 +62,7 @@ def start(settings, launch):
     leader = node.bcast(comm.rank)
     leaders = comm.allgather(leader)
     on_first = [index for index, other in enumerate(leaders) if other == leaders[0]]
+    num_nodes = len(set(leaders))
     cohost = settings.cohost
     if cohost is None:
         cohost = cohost_default(len(on_first), visible_gpus())
@@ -84,7 +88,8 @@ def start(settings, launch):
         LOGGER.info("worker %d: %s, %d threads an operator, CPUs %s",
                     worker, device, threads, ranges(affinity()))
         try:
-            _serve(comm, worker, str(device), ranks, board, maker, settings, threads, folder)
+            _serve(comm, worker, str(device), ranks, board, maker, settings, threads, folder,
+                   num_nodes)
         except BaseException as error:
             # Rank 0 and the others would wait for this one for ever.
             traceback.print_exc()
@@ -92,11 +97,10 @@ def start(settings, launch):
             sys.stderr.flush()
             comm.Abort(1)
 
-    _begin_flight(comm, folder, "client", by_client=not cohost)
+    _begin_flight(comm, folder, "client", settings, num_nodes, by_client=not cohost)
     hosted = None
     if cohost:
-        hosted = ThreadWorkers(0, 1, len(ranks), settings, threads, maker)
-        hosted.workers[0].note_flight()
+        hosted = ThreadWorkers(0, 1, len(ranks), settings, threads, maker, in_flight=True)
     remote = None  # the main graph's link
 
     def links_of(graph):
@@ -119,7 +123,7 @@ def start(settings, launch):
         own = comm.rank
         _finish(comm, remote, board)
         if running.leaves_last:
-            _wait_for_other_ranks(folder, own, several_nodes=len(on_first) < len(leaders))
+            _wait_for_other_ranks(folder, own, several_nodes=num_nodes > 1)
 
     def end_failed_job():
         """Whether all ranks could leave in good order within seconds."""
@@ -154,7 +158,15 @@ def finalize():
         MPI.Finalize()
 
 
-def _serve(comm, worker, device, ranks, board, maker, settings, threads, folder):
+def abort(code):
+    """Have the launcher end all ranks: if this one just left, MPICH's may end its node only."""
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(code)
+
+
+def _serve(comm, worker, device, ranks, board, maker, settings, threads, folder, num_nodes):
     from . import _mpi
 
     # Rank 0 decides what a Ctrl-C means; the launcher sends it to all.
@@ -185,7 +197,7 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads, folder)
 
     serving, drain = make(worker, 0, settings.streams == "one")
     graphs = GraphHost(make, threads, failed)
-    _begin_flight(comm, folder, f"worker {worker}", by_client=False)
+    _begin_flight(comm, folder, f"worker {worker}", settings, num_nodes, by_client=False)
     serving.note_flight()
     serving.run(threads)
     graphs.stop()
@@ -203,14 +215,24 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads, folder)
     ctypes.CDLL(None).exit(0)
 
 
-def _begin_flight(comm, folder, role, *, by_client):
+def _begin_flight(comm, folder, role, settings, num_nodes, *, by_client):
     """Start this rank's flight record and the process that reads it should this one die."""
+    global whereabouts
     host = socket.gethostname()
     path = f"{folder}/rank-{comm.rank}.record" if folder else ""
     in_file = _core.open_flight_record(path, comm.rank, comm.size, host, role, by_client=by_client)
+    if in_file:
+        _core.answer_stack_requests(STACKS_SIGNAL, watcher.write_stacks(path))
     watcher.start(
-        path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host
-    )
+        path if in_file else None, pid=os.getpid(), rank=comm.rank, world=comm.size, host=host,
+        watchdog_seconds=settings.watchdog_seconds,
+        hub=watcher.meet_at_hub(comm, host) if num_nodes > 1 else None, num_nodes=num_nodes,
+    )  # fmt: skip
+    place = f"rank {comm.rank} of {comm.size} on host {host}"
+
+    def whereabouts():
+        last = flight_record.read(path).last if in_file else []
+        return f"{place}; last operator: {last[0]}" if last else f"{place}; no operator yet"
 
 
 def _wait_for_other_ranks(folder, own, several_nodes):

@@ -55,6 +55,7 @@ class ProcessEnd:
         self._pidfd = open_pidfd(pid)
         self._began = stat_fields(pid)
         self._marks = {}
+        self._others = {}  # descriptor -> what is called when it is readable
         self._launcher = None
         self.before = ()
         self.after = ()
@@ -84,23 +85,36 @@ class ProcessEnd:
         if self._launcher is not None:
             self._epoll.register(self._launcher, select.EPOLLIN)
 
-    def wait(self):
+    def call_when_ready(self, fd, function):
+        """In wait(), call the function when the descriptor is readable."""
+        self._others[fd] = function
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def wait(self, every=None, look=None):
+        """Wait for the end; meanwhile call look(), where given, about every `every` seconds."""
         fallen = []
         ended = False
         due = []  # (when, signal) for a process that has no launcher any more
+        next_look = None if every is None else time.monotonic() + every
         while not ended:
             timeout = -1 if self._pidfd is not None else 0.05
-            if due:
-                timeout = max(0, due[0][0] - time.monotonic())
-            events = self._epoll.poll(timeout, len(self._marks) + 2)
-            if due and not events:
+            times = [when for when, _ in due[:1]] + ([] if next_look is None else [next_look])
+            if times:
+                timeout = max(0, min(times) - time.monotonic())
+            events = self._epoll.poll(timeout, len(self._marks) + len(self._others) + 2)
+            now = time.monotonic()
+            if due and not events and now >= due[0][0]:
                 self._send(due.pop(0)[1])
+            if next_look is not None and not events and now >= next_look:
+                look()
+                next_look = time.monotonic() + every
             for fd, _ in events:
                 if fd == self._pidfd:
                     ended = True
+                elif fd in self._others:
+                    self._others[fd]()
                 elif fd == self._launcher:
                     self._epoll.unregister(fd)
-                    now = time.monotonic()
                     signals = (_signal.SIGTERM, _signal.SIGKILL)
                     due = [(now + grace, number)
                            for grace, number in zip(ORPHAN_GRACE, signals, strict=True)]

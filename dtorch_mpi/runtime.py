@@ -11,6 +11,7 @@ from .future import VoidFuture
 from .job import Runtime
 from .kernels.alternatives import configure
 from .settings import from_environment, preset
+from .thread_watchdog import ThreadWatchdog
 from .thread_workers import ThreadWorkers
 
 _lock = threading.RLock()
@@ -100,8 +101,17 @@ def _start_threads(settings):
     hosted = ThreadWorkers(0, settings.workers, settings.workers, settings, threads.number,
                            groups.maker())  # fmt: skip
     announce([Place(0, socket.gethostname(), mask, *threads, "memory")] * settings.workers)
+    dog = None
+    if seconds := settings.watchdog_seconds:
+        dog = ThreadWatchdog(lambda: hosted.all_workers, settings.workers, seconds)
+
+    def stop():
+        if dog is not None:
+            dog.stop()
+        hosted.join()
+
     running = Runtime(settings, hosted, lambda graph: [hosted.link_for(graph)], settings.workers,
-                      hosted.join)
+                      stop)
     running.groups = groups
     running.start()
     return running

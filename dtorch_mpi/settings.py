@@ -51,12 +51,20 @@ class Settings:
     """A folder in which each rank logs to a file of its own, rank00003.log. Empty: none."""
     log_prefix: bool = True
     """Whether [rank 3/8 host] stands before each line on stderr, where there are several ranks."""
+    watchdog_seconds: int = 600
+    """How long a worker may be in one operator or kernel, or stopped by a signal, before it is
+    taken for stuck and the job ended. 0: for ever."""
     collective_delay_us: int = 0
     """How long collectives last at least, in microseconds: for tests of what goes on meanwhile."""
 
     def __post_init__(self):
         if self.workers < 1:
             raise ValueError(f"workers is {self.workers}: expected at least 1 (DTORCH_WORKERS)")
+        if self.watchdog_seconds < 0:
+            raise ValueError(
+                f"watchdog_seconds is {self.watchdog_seconds}: expected seconds, or 0 for none "
+                "(DTORCH_WATCHDOG_SECONDS)"
+            )
         if self.streams not in ("one", "communication", "branches"):
             raise ValueError(
                 f"streams is {self.streams!r}: expected one, communication or branches "
@@ -89,8 +97,9 @@ def _parse(name, text, kind):
         raise ValueError(f"{name}={text!r}: expected a value of type {kind}") from None
 
 
-# Read by others than dt.init(): setup.py, the launch command and the job scripts in slurm/.
-_OTHERS = {"DTORCH_DEBUG", "DTORCH_SANITIZE", "DTORCH_SRUN_MPI"}
+# Read by others than dt.init(): setup.py, the watchers of ranks, the launch command and the job
+# scripts in slurm/.
+_OTHERS = {"DTORCH_DEATHS_FILE", "DTORCH_DEBUG", "DTORCH_SANITIZE", "DTORCH_SRUN_MPI"}
 
 
 preset = {}  # what dt.config has been told before dt.init()

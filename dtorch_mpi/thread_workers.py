@@ -8,13 +8,18 @@ from .kernels.graph_hosting import GraphHost
 
 
 class ThreadWorkers:
-    """Worker threads of this process and the links to them. num_workers: of the job."""
+    """Worker threads of this process and the links to them.
 
-    def __init__(self, first, count, num_workers, settings, num_threads, make_group):
+    num_workers: of the job. in_flight: whether they write this process's flight record.
+    """
+
+    def __init__(self, first, count, num_workers, settings, num_threads, make_group, *,
+                 in_flight=False):  # fmt: skip
         self._first, self._count = first, count
         self._num_workers = num_workers
         self._settings = settings
         self._make_group = make_group
+        self._in_flight = in_flight
         self._links = {}  # by graph
         self._graphs = GraphHost(self._make_for_graph, num_threads)
         self._links[0] = self._new_link()
@@ -41,11 +46,14 @@ class ThreadWorkers:
 
     def _make(self, index, graph, one_stream):
         at = index - self._first
-        return _worker.Worker(
+        made = _worker.Worker(
             index, "cpu", socket.gethostname(), self._links[graph].worker_end(at),
             self._make_group, num_workers=self._num_workers, one_stream=one_stream, graph=graph,
             beside=None if graph == 0 else self.workers[at],
         )  # fmt: skip
+        if self._in_flight:
+            made.note_flight()
+        return made
 
     def _make_for_graph(self, index, graph, one_stream):
         return self._make(index, graph, one_stream), None

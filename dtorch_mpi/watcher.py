@@ -4,16 +4,19 @@ The launcher may kill every rank within milliseconds of one dying, so no rank ca
 to tell. A watcher is a process of its own session, outside the launcher's reach.
 """
 
+import faulthandler
 import fcntl
 import os
 import shlex
+import socket
 import stat
 import subprocess
 import sys
 import time
 
-from dtorch_mpi import death_watch
+from dtorch_mpi import death_hub, death_watch
 from dtorch_mpi.process_end import hold_mark
+from dtorch_mpi.rank_watchdog import STACKS_SIGNAL
 
 # A folder of an ended job younger than this, in seconds, may belong to a rank just starting.
 STALE_AGE = 60
@@ -25,7 +28,8 @@ package = type(sys)("dtorch_mpi")
 package.__path__ = [sys.argv[1]]
 sys.modules["dtorch_mpi"] = package
 from dtorch_mpi.death_watch import watch
-watch(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6], *map(int, sys.argv[7:9]), sys.argv[9])
+watch(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6], *map(int, sys.argv[7:9]), sys.argv[9],
+      *map(int, sys.argv[10:12]), *sys.argv[12:14], int(sys.argv[14]))
 """
 
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prte"}
@@ -60,29 +64,64 @@ def job_folder(alone=False):
     return None
 
 
-def start(record_path, *, pid, rank, world, host, stderr_fd=2):
+def write_stacks(record_path):
+    """Have this process write its Python stacks to a file when its watcher asks for them.
+
+    Returns the file's descriptor, which stays open.
+    """
+    file = open(death_watch.stacks_of(record_path), "w")  # noqa: SIM115 -- faulthandler keeps it
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    return file.fileno()
+
+
+def meet_at_hub(comm, host):
+    """Let the watchers of a job on several nodes find rank 0's: (descriptor, address, token).
+
+    comm: all ranks, which call this together. The address is empty where rank 0's host has none
+    that this one knows.
+    """
+    fd, port, token = -1, 0, ""
+    if comm.rank == 0:
+        fd, port = death_hub.open_listener()
+        token = death_hub.new_token()
+    hub_host, port, token = comm.bcast((host, port, token))
+    if comm.rank == 0:
+        return fd, "", token
+    try:
+        return -1, f"{socket.gethostbyname(hub_host)}:{port}", token
+    except OSError:
+        return -1, "", ""
+
+
+def start(record_path, *, pid, rank, world, host, stderr_fd=2, watchdog_seconds=0, hub=None,
+          num_nodes=1):
     """Start the watcher of process `pid`; returns when it is watching (some 25 ms).
 
     record_path is rank-R.record in job_folder(), or None where no file could be made; then only
     the way of dying can be told. It writes to the launcher's own stderr when that is on this
     node, else to stderr_fd, else to a file <job>.crash.log in the current folder. It ends the
-    process should that outlive its launcher. Raises RuntimeError when it does not start.
+    process should that outlive its launcher, or be a worker that has been stuck for
+    watchdog_seconds (0: never). hub: what meet_at_hub() returned, where there are several
+    num_nodes. Raises RuntimeError when it does not start.
     """
     job = os.path.basename(os.path.dirname(record_path)) if record_path else f"dtorch-{pid}"
     crash_log = os.path.join(os.getcwd(), f"{job}.crash.log")
     if record_path:
         hold_mark(death_watch.mark_of(record_path))
+    hub_fd, hub_address, token = hub or (-1, "", "")
     launcher_fd = _launcher_stderr()
     command = [sys.executable, "-I", "-S", "-E", "-c", PROGRAM,
                os.path.dirname(os.path.abspath(__file__)), record_path or "", str(pid), str(rank),
-               str(world), host, str(_launcher_on_node() or 0), str(launcher_fd), crash_log]
+               str(world), host, str(_launcher_on_node() or 0), str(launcher_fd), crash_log,
+               str(watchdog_seconds), str(hub_fd), hub_address, token, str(num_nodes)]
+    passed = [fd for fd in (launcher_fd, hub_fd) if fd >= 0]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr_fd,
-            cwd="/", start_new_session=True, pass_fds=[launcher_fd] if launcher_fd >= 0 else [])
+            cwd="/", start_new_session=True, pass_fds=passed)
     finally:
-        if launcher_fd >= 0:
-            os.close(launcher_fd)
+        for fd in passed:
+            os.close(fd)
     if done.returncode != 0:
         raise RuntimeError(
             f"the watcher of rank {rank} did not start: {shlex.join(command)} ended with code "

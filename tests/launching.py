@@ -22,21 +22,22 @@ class Ended:
     seconds: float
 
 
-def command_line(arguments, launcher, workers, python=sys.executable):
+def command_line(arguments, launcher, workers, python=sys.executable, options=()):
     if launcher == "thread":
         return [python, *arguments]
     if launcher == "mpirun":
-        return ["mpirun", "-n", str(workers + 1), python, *arguments]
+        return ["mpirun", *options, "-n", str(workers + 1), python, *arguments]
     raise ValueError(f"launcher is {launcher!r}: expected thread or mpirun")
 
 
 def run_job(*arguments, launcher="thread", workers=1, home=None, settings=None, limit=60,
-            interrupt_at=None, python=sys.executable):
+            interrupt_at=None, python=sys.executable, options=()):
     """Run `python arguments...` as a job and wait for its end.
 
     home: where values come back (DTORCH_HOME). settings: more of the environment. limit:
     seconds; a job that takes longer is made to print its stacks, killed, and AssertionError
     raised. interrupt_at: text on its stdout upon which it is sent SIGINT. python: what is run.
+    options: of mpirun.
     """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
@@ -51,7 +52,7 @@ def run_job(*arguments, launcher="thread", workers=1, home=None, settings=None, 
         environment["DTORCH_HOME"] = home
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         job = subprocess.Popen(
-            command_line([str(argument) for argument in arguments], launcher, workers, python),
+            command_line([str(word) for word in arguments], launcher, workers, python, options),
             stdout=out, stderr=err, env=environment, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
 

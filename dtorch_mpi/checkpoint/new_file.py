@@ -9,6 +9,8 @@ import os
 
 import h5py
 
+from ..kernels.registry import going_on
+
 
 class NewFile:
     """A new file under a path; `with NewFile(path) as file` closes it and has it on the disk.
@@ -44,6 +46,7 @@ class _Target(io.FileIO):
     error = None
 
     def write(self, content):
+        going_on()
         content, written = memoryview(content).cast("B"), 0
         while written < len(content) and self.error is None:
             try:

@@ -7,6 +7,7 @@ import time
 import h5py
 import numpy as np
 
+from ..kernels.registry import going_on
 from . import manifest
 from .elements import dtype_of, stored_dtype, to_array
 from .index import note_dtype
@@ -39,6 +40,7 @@ def write(path, num_workers, tensors, parts):
             for name, (offsets, part) in parts.items():
                 place = tuple(slice(o, o + n) for o, n in zip(offsets, part.shape, strict=True))
                 datasets[name][place] = to_array(part)
+                going_on()
         except OSError as failure:
             error = failure  # the others wait in close()
     if error is None:
@@ -67,6 +69,7 @@ def _agree(comm, error):
     request = comm.Iallreduce(failed, total)
     while not request.Test():
         time.sleep(0.001)
+        going_on()  # whoever is waited for has a watchdog too
     if error is not None:
         raise error
     if total[0]:

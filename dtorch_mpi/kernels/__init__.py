@@ -8,6 +8,8 @@ part of a new tensor is its own, and makes it, from a file say, by numbers and t
 from . import empty, memory, read_rows, timeline  # noqa: F401 -- they register kernels
 from .alternatives import use_kernels
 from .operators import PythonKernel, python_kernel
-from .registry import KernelContext, call, kernel
+from .registry import KernelContext, call, going_on, kernel
 
-__all__ = ["KernelContext", "PythonKernel", "call", "kernel", "python_kernel", "use_kernels"]
+__all__ = [
+    "KernelContext", "PythonKernel", "call", "going_on", "kernel", "python_kernel", "use_kernels",
+]  # fmt: skip

@@ -50,6 +50,16 @@ def kernel_names():
     return list(_kernels)
 
 
+def going_on() -> None:
+    """Tell the watchdog that the kernel which calls makes progress, or waits for others with it.
+
+    For kernels that may take longer than `watchdog_seconds`. Elsewhere it does nothing.
+    """
+    from .. import _worker  # it imports this module
+
+    _worker.going_on()
+
+
 def call(
     name: str, args: Iterable[Any], *, sizes: Sequence[int], dtype: torch.dtype,
     mesh: DeviceMesh | None = None, placements: GivenPlacements = None,

@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 
-from dtorch_mpi.launch import environment, library
+from dtorch_mpi.launch import environment, library, restarts
 
 
 def find_launcher(name=None, variables=None):
@@ -60,25 +60,42 @@ def launch_line(num_ranks, argv, launcher, family):
     return command, extra
 
 
-def launch(num_ranks, argv, launcher=None, dry_run=False):
+def launch(num_ranks, argv, launcher=None, dry_run=False, max_restarts=0, min_workers=None):
     """Print the command and become it, so that its exit code and its signals are the launcher's.
 
-    With dry_run it is printed only. Raises RuntimeError in a rank of a job: of launchers within
-    launchers some hang, and some fail.
+    With dry_run it is printed only. With max_restarts this process stays, and starts the job again
+    when it fails (restarts.run); it ends with the job's exit code.
+
+    Raises:
+        ValueError: a number that makes no sense.
+        FileNotFoundError: there is no launcher.
+        RuntimeError: in a rank of a job; of launchers within launchers some hang, and some fail.
     """
     inside = environment.detect()
     if inside is not None and inside.size > 1:
         raise RuntimeError(
             f"this process is rank {inside.rank} of {inside.size} already, started by "
             f"{inside.launcher}: use `python -m dtorch_mpi run` here, or launch from the shell")
+    if max_restarts < 0:
+        raise ValueError(f"got --max-restarts {max_restarts}, expected 0 or more")
+    if min_workers is not None and not (max_restarts and 1 <= min_workers < num_ranks):
+        raise ValueError(f"got --min-workers {min_workers}, expected 1 to {num_ranks - 1} (of -n "
+                         f"{num_ranks} ranks the first runs the script), with --max-restarts")
     path = find_launcher(launcher)
     if os.path.basename(path) == "srun":
         family = library.loaded_library().family
     else:
         family = library.family_of_launcher(path)
-    command, extra = launch_line(num_ranks, argv, path, family)
-    shown = [f"{name}={value}" for name, value in extra.items()] + [shlex.join(command)]
-    print("+ " + " ".join(shown), file=sys.stderr, flush=True)
+
+    def shown_line(num_ranks):
+        command, extra = launch_line(num_ranks, argv, path, family)
+        shown = [f"{name}={value}" for name, value in extra.items()] + [shlex.join(command)]
+        print("+ " + " ".join(shown), file=sys.stderr, flush=True)
+        return command, extra
+
+    if max_restarts and not dry_run:
+        sys.exit(restarts.run(shown_line, num_ranks, max_restarts, min_workers))
+    command, extra = shown_line(num_ranks)
     if not dry_run:
         os.execve(path, command, {**os.environ, **extra})
 

@@ -249,6 +249,10 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
     PythonHooks& python_hooks()
 
 
+cdef extern from "wire/native_stack.h" namespace "dtorch":
+    void c_answer_stack_requests "dtorch::StackRequests::answer"(int number, int fd)
+
+
 cdef extern from "wire/flight.h" namespace "dtorch":
     cppclass FlightRecord:
         void set_state(FlightState)
@@ -258,6 +262,7 @@ cdef extern from "wire/flight.h" namespace "dtorch":
         kFinishing
         kFinished
         kFailed
+        kTold
     FlightRecord& flight_record()
     cbool& flight_noted_by_client()
     cbool c_open_flight_record "dtorch::open_flight_record"(
@@ -538,6 +543,16 @@ def flight_failed(str cause):
     """Why this process is going to end."""
     flight_record().set_cause(cause.encode())
     flight_record().set_state(FlightState.kFailed)
+
+
+def flight_told():
+    """This process is going to end by a failure of which it has told: its watcher need not."""
+    flight_record().set_state(FlightState.kTold)
+
+
+def answer_stack_requests(int number, int fd):
+    """On this signal, whatever handles it now does so, then the native stack is written to fd."""
+    c_answer_stack_requests(number, fd)
 
 
 def counters():

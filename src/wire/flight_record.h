@@ -4,7 +4,8 @@
 // one of them dies. So each process writes its last operators to a shared mapping, whose pages
 // the kernel keeps, and a detached watcher (dtorch_mpi/watcher.py) reads them afterwards.
 //
-// The file: Header, then the operator table, the site table and the ring, where the header says.
+// The file: Header, then the operator table, the site table, the ring and the activities, where the
+// header says.
 // dtorch_mpi/flight_record.py reads it; a test compares the two.
 //
 //   header     4096 bytes   struct FlightHeader
@@ -12,6 +13,7 @@
 //   sites      8192 x 128   {u32 id, u32 unused, char text[120]} at id modulo 8192
 //   ring         64 x 16    {u64 sequence, u32 operator, u32 site} at sequence modulo 64;
 //                           the first operator has sequence 1
+//   activities   64 x 128   struct Activity: what each of the worker's threads is at
 #pragma once
 
 #include <fcntl.h>
@@ -30,6 +32,8 @@
 #include <string>
 #include <string_view>
 
+#include "wire/activity.h"
+
 namespace dtorch {
 
 enum class FlightState : uint32_t {
@@ -39,10 +43,11 @@ enum class FlightState : uint32_t {
   kFinishing = 3,
   kFinished = 4,
   kFailed = 5,
+  kTold = 6,  // failed, and has said so itself: nobody need
 };
 
 struct FlightHeader {
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
 
   char magic[8];  // "DTFLIGHT", stored last: a reader never sees half a header
   uint32_t version;
@@ -58,10 +63,11 @@ struct FlightHeader {
   uint64_t operators_offset;
   uint64_t sites_offset;
   uint64_t ring_offset;
+  uint64_t activities_offset;
   uint32_t num_operators;
   uint32_t num_sites;
   uint32_t ring_size;
-  uint32_t reserved;
+  uint32_t num_activities;
   char host[64];
   char role[32];
   char cause[2048];
@@ -85,13 +91,15 @@ class FlightRecord {
   static constexpr uint32_t kOperatorSize = 64;
   static constexpr uint32_t kNumSites = 8192;
   static constexpr uint32_t kRingSize = 64;
+  static constexpr uint32_t kNumActivities = 64;
   static constexpr uint32_t kNoSite = 0xFFFFFFFF;
 
   static constexpr size_t kHeaderSize = 4096;
   static constexpr size_t kOperatorsOffset = kHeaderSize;
   static constexpr size_t kSitesOffset = kOperatorsOffset + kNumOperators * kOperatorSize;
   static constexpr size_t kRingOffset = kSitesOffset + kNumSites * sizeof(FlightSite);
-  static constexpr size_t kSize = (kRingOffset + kRingSize * sizeof(FlightEntry) + 4095) & ~4095ul;
+  static constexpr size_t kActivitiesOffset = kRingOffset + kRingSize * sizeof(FlightEntry);
+  static constexpr size_t kSize = (kActivitiesOffset + kNumActivities * sizeof(Activity) + 4095) & ~4095ul;
 
   // Makes the file `path` (which must not exist), or anonymous memory where that fails or `path`
   // is empty; in_file() tells which. Throws std::bad_alloc without memory.
@@ -108,9 +116,11 @@ class FlightRecord {
     header->operators_offset = kOperatorsOffset;
     header->sites_offset = kSitesOffset;
     header->ring_offset = kRingOffset;
+    header->activities_offset = kActivitiesOffset;
     header->num_operators = kNumOperators;
     header->num_sites = kNumSites;
     header->ring_size = kRingSize;
+    header->num_activities = kNumActivities;
     copy_head(header->host, sizeof(header->host), host);
     copy_head(header->role, sizeof(header->role), role);
     std::atomic_signal_fence(std::memory_order_release);
@@ -140,6 +150,19 @@ class FlightRecord {
     store(entry.sequence, sequence);
     store(header_->sequence, sequence);
   }
+
+  // A place for what one more thread is at; null where all are taken.
+  Activity* take_activity(uint32_t graph) noexcept {
+    for (uint32_t i = 0; i < kNumActivities; ++i) {
+      uint32_t expected = 0;
+      if (!std::atomic_ref(activities_[i].is_used).compare_exchange_strong(expected, 1)) continue;
+      activities_[i].rest();
+      Activity::set(activities_[i].graph, graph);
+      return &activities_[i];
+    }
+    return nullptr;
+  }
+  void give_back(Activity* activity) noexcept { Activity::set(activity->is_used, 0u); }
 
   // Names an operator; ids beyond the table stay "op #id".
   void define_op(uint32_t op, std::string_view name) noexcept {
@@ -219,6 +242,7 @@ class FlightRecord {
     header_ = reinterpret_cast<FlightHeader*>(base_);
     sites_ = reinterpret_cast<FlightSite*>(base_ + kSitesOffset);
     ring_ = reinterpret_cast<FlightEntry*>(base_ + kRingOffset);
+    activities_ = reinterpret_cast<Activity*>(base_ + kActivitiesOffset);
     if (in_file_) {
       current() = this;
       static const int registered = pthread_atfork(nullptr, nullptr, &FlightRecord::after_fork);
@@ -279,6 +303,7 @@ class FlightRecord {
   FlightHeader* header_ = nullptr;
   FlightSite* sites_ = nullptr;
   FlightEntry* ring_ = nullptr;
+  Activity* activities_ = nullptr;
   uint64_t sequence_ = 0;
   bool in_file_ = false;
 };

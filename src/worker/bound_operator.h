@@ -141,6 +141,7 @@ inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, ui
   }
   const uint32_t* header = stretch.window.words().data() + stretch.window.offset(record);
   state.site = header[3];
+  state.activity->begin(static_cast<uint32_t>(Kind::kOperator), header[2], state.site);
   if (state.notes_flight) flight_record().note(header[2], state.site);
   FailurePtr failure;
   if (C10_UNLIKELY(!call_kernel(state, state.op(header[2]), header[kHeaderWords], &failure))) {

@@ -51,6 +51,7 @@ inline std::optional<MeshMember> make_member(WorkerState& state, const Mesh& mes
     for (int32_t worker = 0; worker < state.num_workers; ++worker) all.push_back(worker);
     state.graphs->everybody = state.make_group(all, state.worker);
   }
+  const WaitNote note(*state.activity, Activity::kOthers, state.site);
   MeshMember member;
   member.coordinate = coordinate_of(mesh, state.worker);
   if (member.coordinate.empty()) return std::nullopt;

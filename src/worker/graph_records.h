@@ -10,8 +10,9 @@ namespace dtorch {
 
 // Waits until `condition` holds; false if the worker is stopped before.
 template <class Condition>
-bool wait_until(const WorkerState& state, Condition&& condition) {
+bool wait_until(WorkerState& state, Condition&& condition) {
   constexpr int kSpins = 50;
+  const WaitNote note(*state.activity, Activity::kOtherGraph, state.site);
   Backoff backoff(kSpins);
   while (!condition()) {
     if (state.stopped || !state.has_others) return false;

@@ -86,6 +86,7 @@ inline void fail_pending(WorkerState& state, const std::exception& error, Pendin
 }
 
 inline PendingValue start(WorkerState& state, const Redistribution& read) {
+  const WaitNote note(*state.activity, Activity::kOthers, state.site);
   PendingValue value = new_pending(state, read);
   try {
     take_turn(state);
@@ -123,6 +124,7 @@ inline void start_together(WorkerState& state, const std::vector<Redistribution>
     for (const auto& read : reads) values->push_back(start(state, read));
     return;
   }
+  const WaitNote note(*state.activity, Activity::kOthers, state.site);
   std::vector<at::Tensor> parts;
   for (const auto& read : reads) values->push_back(new_pending(state, read));
   try {
@@ -175,6 +177,7 @@ inline void WorkerState::settle(uint32_t number) {
   const auto site_now = std::exchange(site, value.site);
   at::Tensor result;
   try {
+    const WaitNote note(*activity, Activity::kOthers, value.site);
     result = value.tensor.get();
     if (!value.failure && result.defined()) result = in_order(std::move(result), value.strides);
   } catch (const FailedElsewhere& failed) {
@@ -202,6 +205,7 @@ inline void settle_all(WorkerState& state) {
   while (!state.pending.empty()) state.settle(state.pending.begin()->first);
   for (const auto& [work, message] : std::exchange(state.sending, {})) {
     try {
+      const WaitNote note(*state.activity, Activity::kOthers, state.site);
       work->wait();
     } catch (const std::exception& error) {
       make_failure(state, std::string("sending a part to another mesh: ") + message_of(error));
@@ -231,6 +235,7 @@ inline void run_redistribute(WorkerState& state, Reader& reader, uint32_t number
   }
   at::Tensor result;
   try {
+    const WaitNote note(*state.activity, Activity::kOthers, state.site);
     result = value.tensor.get();
     revive(state, read.output);
     auto& target = state.known_slot(read.output);

@@ -79,6 +79,17 @@ struct WorkerState {
         generator(new_worker_generator()) {
     this->graphs->add(graph);
   }
+  ~WorkerState() {
+    if (activity != &own_activity) flight_record().give_back(activity);
+  }
+  WorkerState(const WorkerState&) = delete;
+  WorkerState& operator=(const WorkerState&) = delete;
+
+  // Has this graph write the process's flight record.
+  void note_flight() {
+    notes_flight = true;
+    if (Activity* shared = flight_record().take_activity(graph)) activity = shared;
+  }
 
   // The entry of a slot that may be new; the table grows in small steps, since rank 0 hands
   // numbers out densely.
@@ -148,6 +159,8 @@ struct WorkerState {
   std::shared_ptr<StreamThreads> streams;  // those beside this thread, once there are any
   bool one_stream = false;    // collectives end before the next record runs
   bool notes_flight = false;  // writes this process's flight record
+  Activity own_activity;
+  Activity* activity = &own_activity;  // or one in the flight record
   uint64_t record = 0;  // of the program, being executed
   uint64_t maker = 0;   // of all that were executed, those of passes too
   uint32_t site = 0;

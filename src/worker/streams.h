@@ -164,6 +164,7 @@ class SectionRun {
   bool run_one(uint32_t i, Stream* stream) {
     const int64_t began = stream->notes ? steady_ns() : 0;
     const uint32_t* words = words_of(i);
+    state_.activity->step();
     switch (kind_of(i)) {
       case Kind::kFree: free_slot(state_, slot_at(i, 2)); return true;
       case Kind::kMoveSlots:

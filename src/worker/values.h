@@ -39,6 +39,7 @@ inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, u
     std::memcpy(part.mutable_data_ptr(), bytes.data(), bytes.size());
   } else {
     const auto transfer = static_cast<uint64_t>(reader.int_value());
+    const WaitNote note(*state.activity, Activity::kRank0, state.site);
     if (!link.fetch(link.self, transfer, &part)) Reader::fail("a transfer that never came");
     if (sharding != 0 && part.defined()) part = in_order(std::move(part), strides);
   }

@@ -51,6 +51,14 @@ cdef extern from "wire/reader.h" namespace "dtorch" nogil:
         uint32_t words()
         void enter()
 
+cdef extern from "wire/activity.h" namespace "dtorch" nogil:
+    cppclass Activity:
+        void bind()
+        void begin(uint32_t kind, uint32_t number, uint32_t site)
+        void step()
+        void rest()
+        void name_kernel(const string&)
+
 cdef extern from "worker/state.h" namespace "dtorch" nogil:
     cppclass MakeGroup:
         pass
@@ -66,7 +74,8 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         uint64_t num_operators
         uint64_t num_failures
         cbool one_stream
-        cbool notes_flight
+        Activity* activity
+        void note_flight()
         cbool stopped
         cbool keeps_batches
         cbool has_others
@@ -164,6 +173,9 @@ cdef extern from *:
         dtorch_record(state, worker, record.data(), record.data() + record.size(), function, flags);
       });
     }
+    static std::string dtorch_operator_name(const dtorch::WorkerState& state, uint32_t number) {
+      return number < state.operators.size() ? state.operators[number].name : std::string();
+    }
     static void dtorch_keep(dtorch::WorkerState& state, const dtorch::Batch& batch) {
       state.batches.emplace_back(reinterpret_cast<const char*>(batch.begin), batch.bytes());
     }
@@ -190,6 +202,7 @@ cdef extern from *:
                            record_function, uint16_t flags) nogil
     void dtorch_replay(WorkerState&, Reader&, uint32_t number, void*, record_function) nogil
     void dtorch_keep(WorkerState&, const Batch&) nogil
+    string operator_name "dtorch_operator_name"(const WorkerState&, uint32_t number)
     cppclass below_autograd "dtorch_below_autograd":
         below_autograd()
     WorkerState* dtorch_new_state(int, int, const string&, const string&, void*,
@@ -211,6 +224,7 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
     cdef uint32_t count = reader.count()
     cdef uint32_t number = reader.number()
     state.site = reader.site()
+    state.activity.begin(<uint32_t>kind, number, state.site)
     reader.enter()
     if kind == Kind.kOperator:
         run_operator(state[0], reader, count, number)
@@ -273,6 +287,7 @@ cdef extern from *:
 cdef void run_python_kernel(WorkerState* state, Reader& reader, uint32_t count) noexcept nogil:
     cdef KernelCall call = read_kernel_call(state[0], reader, count)
     if not call.absent:
+        state.activity.name_kernel(call.name)
         with gil:
             python_kernel(state, call)
 
@@ -309,6 +324,7 @@ cdef void execute_batch(Context* context, Batch* batch) noexcept nogil:
         at += words
         context.state.graphs.get().set_executed(context.state.graph, context.state.record)
     pass_turn(context.state[0])
+    context.state.activity.rest()
 
 
 cdef extern from "capture/capture.h" namespace "dtorch" nogil:
@@ -406,6 +422,12 @@ def stage_times():
     return busy * 1e-9, state.idle * 1e-9
 
 
+def going_on():
+    """dtorch_mpi.kernels.going_on()."""
+    if this_worker() != NULL:
+        this_worker().activity.step()
+
+
 def this_index():
     """The number of the worker that runs in this thread."""
     return required_worker().worker
@@ -457,7 +479,16 @@ cdef class Worker:
 
     def note_flight(self):
         """Have this worker write its process's flight record."""
-        self.context.state.notes_flight = True
+        self.context.state.note_flight()
+
+    @property
+    def activity(self):
+        """What it is at, as bytes that dtorch_mpi.flight_record.Activity takes."""
+        return (<const char*>self.context.state.activity)[:sizeof(Activity)]
+
+    def operator_name(self, uint32_t number):
+        """The name of an operator, by the number that an activity gives."""
+        return operator_name(self.context.state[0], number).decode("utf-8", "replace")
 
     @property
     def broken(self):
@@ -485,6 +516,7 @@ cdef class Worker:
         set_executes_records(True)
         set_num_threads(num_threads)
         set_this_worker(self.context.state)
+        self.context.state.activity.bind()
         cdef below_autograd* guard = new below_autograd()
         with nogil:
             self.loop()

@@ -1,38 +1,22 @@
 """How a job under mpirun ends: exit codes, what is told of a rank that dies, nothing left."""
 
-import os
-from pathlib import Path
+import re
 
 import pytest
-from launching import run_job
+from ending_jobs import as_nodes, reports, run_to_its_end
 
-START = "import sys, torch, dtorch_mpi as dt\nfrom worker_kernels import die, slow\ndt.init()\n"
+START = """import stuck_kernels, torch, dtorch_mpi as dt
+from worker_kernels import die, slow
+dt.init()
+"""
 
 
 @pytest.fixture
 def job(tmp_path):
     def run(body, **options):
-        script = tmp_path / "script.py"
-        script.write_text(START + body)
-        ended = run_job(script, launcher="mpirun", workers=2, limit=60, **options)
-        left = processes_of(script)
-        assert not left, f"left behind: {left}\n{ended.out}\n{ended.err}"
-        return ended
+        return run_to_its_end(tmp_path, START + body, **options)
 
     return run
-
-
-def processes_of(script):
-    """Command lines of live processes that run the script."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if str(script).encode() in words and int(entry.name) != os.getpid():
-            found.append(words)
-    return found
 
 
 def test_good_end(job):
@@ -45,19 +29,25 @@ def test_sys_exit_gives_the_jobs_code(job):
     assert ended.code == 7, ended.err
 
 
-def test_exception_on_rank_0(job):
+def test_exception_on_rank_0_while_workers_are_busy(job):
     ended = job(
         "x = torch.ones(3, device='dtorch') + 1\n"
-        "raise ValueError('the user is wrong')\n"
-    )
-    assert ended.code != 0 and ended.seconds < 40
-    assert "the user is wrong" in ended.err
+        "y = slow(50)\n"
+        "dt.sync_future()\n"
+        "raise ValueError('the user is wrong')\n",
+        workers=3, options=as_nodes("n1", "n2", ranks=2),
+    )  # fmt: skip
+    assert ended.code == 1 and ended.seconds < 45
+    assert "script.py\", line 8, in <module>" in ended.err
+    assert "ValueError: the user is wrong\n[dtorch-mpi] raised on rank 0 of 4 on host " in ended.err
+    (told,) = reports(ended.err)
+    assert re.search(r"last operator: aten::add .*issued at \S+script.py:5 in <module>", told), told
 
 
 def test_unread_failure(job):
     ended = job("y = torch.linalg.inv(torch.zeros(2, 2, device='dtorch'))\n")
     assert ended.code != 0
-    assert "singular" in ended.err and "script.py:4 in <module>" in ended.err
+    assert "singular" in ended.err and "script.py:5 in <module>" in ended.err
     assert "failed on worker 0 (rank 1) on " in ended.err
 
 
@@ -81,14 +71,33 @@ def test_death_of_a_worker_is_told(job, number):
         "dt.sync()\n"
     )
     assert ended.code != 0 and ended.seconds < 40
-    assert "[dtorch-mpi] rank 2 of 3 on host" in ended.err, ended.err
-    assert f"signal {number}" in ended.err
-    assert "last operator: aten::" in ended.err and "script.py:" in ended.err
+    (told,) = reports(ended.err)
+    assert told.startswith("rank 2 of 3 on host ") and f" died: killed by signal {number} " in told
+    assert "; it was in kernel tests.die, issued at " in told
+    assert "before it: aten::exp (record 2), issued at " in told and "script.py:5 in" in told
+
+
+def test_worker_that_runs_out_of_memory(job):
+    ended = job("""\
+mesh = dt.init_device_mesh((2,))
+dt.kernels.call("tests.limit_memory", [1, 64], sizes=[2], dtype=torch.float32, mesh=mesh,
+                placements=[dt.Shard(0)])
+x = dt.ones(1 << 28, mesh=mesh, placements=[dt.Shard(0)])
+print(x.sum().item())
+""")
+    assert ended.code == 1
+    assert "WorkerError: " in ended.err and "can't allocate memory" in ended.err
+    assert "script.py:8 in <module>" in ended.err
+    assert "failed on worker 1 (rank 2) on " in ended.err
+    assert reports(ended.err) == []
 
 
 def test_interrupt(job):
     ended = job("x = slow(50)\nprint('waiting')\nx.to_torch()\n", interrupt_at="waiting")
-    assert ended.code != 0 and ended.seconds < 15
+    assert ended.code == 130 and ended.seconds < 15
+    assert "script.py\", line 7, in <module>" in ended.err
+    (told,) = reports(ended.err)
+    assert told.startswith("raised on rank 0 of 3 on host ")
 
 
 def test_forked_child_that_ends_as_programs_do(job):

@@ -18,12 +18,24 @@ int create(const char* path, unsigned rank, unsigned world, const char* host, co
   record = FlightRecord::create(path, rank, world, host, role);
   return record->in_file();
 }
-void destroy() { record.reset(); }
+void destroy();
 void note(unsigned op, unsigned site) { record->note(op, site); }
 void define_op(unsigned op, const char* name) { record->define_op(op, name); }
 void define_site(unsigned site, const char* text) { record->define_site(site, text); }
 void set_state(unsigned state) { record->set_state(static_cast<FlightState>(state)); }
 void set_cause(const char* text) { record->set_cause(text); }
+static Activity* activities[64];
+void begin(unsigned graph, unsigned kind, unsigned number, unsigned site) {
+  if (!activities[graph]) activities[graph] = record->take_activity(graph);
+  activities[graph]->thread = 77;
+  activities[graph]->name_kernel("my::kernel");
+  activities[graph]->begin(kind, number, site);
+}
+void rest(unsigned graph) { activities[graph]->rest(); }
+void wait(unsigned graph, unsigned wait, unsigned site) {
+  activities[graph]->wait = wait;
+  activities[graph]->wait_site = site;
+}
 void catch_fatal_signals() { record->catch_fatal_signals(); }
 void layout(size_t* out) {
   size_t values[] = {
@@ -31,8 +43,15 @@ void layout(size_t* out) {
       offsetof(FlightHeader, state), offsetof(FlightHeader, sequence),
       offsetof(FlightHeader, ring_size), offsetof(FlightHeader, host),
       offsetof(FlightHeader, cause), FlightHeader::kVersion,
-      static_cast<size_t>(FlightState::kFinished), static_cast<size_t>(FlightState::kFailed)};
+      static_cast<size_t>(FlightState::kFinished), static_cast<size_t>(FlightState::kFailed),
+      static_cast<size_t>(FlightState::kTold), sizeof(Activity), offsetof(Activity, count),
+      offsetof(Activity, kind), offsetof(Activity, kernel),
+      offsetof(FlightHeader, activities_offset), offsetof(FlightHeader, num_activities)};
   std::copy(std::begin(values), std::end(values), out);
+}
+void destroy() {
+  record.reset();
+  std::fill(std::begin(activities), std::end(activities), nullptr);
 }
 }
 """

@@ -21,7 +21,8 @@ def create(writer, path, rank=2, world=5):
 
 def test_layouts_agree(writer):
     names = ("header", "site", "entry", "operator", "state", "sequence", "ring_size", "host",
-             "cause", "version", "finished", "failed")
+             "cause", "version", "finished", "failed", "told", "activity", "count", "kind",
+             "kernel", "offset", "activities")
     values = (ctypes.c_size_t * len(names))()
     writer.layout(values)
     layout = dict(zip(names, values, strict=True))
@@ -33,9 +34,14 @@ def test_layouts_agree(writer):
     assert layout["version"] == flight_record.VERSION
     assert flight_record.STATES[layout["finished"]] == "finished"
     assert flight_record.STATES[layout["failed"]] == "failed"
-    assert header.startswith("=8s8I5Q3I4x")
+    assert flight_record.STATES[layout["told"]] == "told"
+    assert header.startswith("=8s8I6Q4I")
     assert layout["state"] == 8 + 4 * 5
     assert layout["sequence"] == 8 + 4 * 8
+    assert layout["offset"] == layout["sequence"] + 5 * 8
+    assert layout["activities"] == layout["ring_size"] + 4
+    assert layout["activity"] == flight_record.ACTIVITY.size
+    assert (layout["count"], layout["kind"], layout["kernel"]) == (0, 8 + 4 * 3, 8 + 4 * 8)
     assert layout["host"] == layout["ring_size"] + 8
     assert layout["cause"] == layout["host"] + 64 + 32
 
@@ -62,6 +68,32 @@ def test_what_is_written_is_read(writer, tmp_path):
     assert [str(op) for op in record.last] == [
         "op #2 (record 4)", "op #4096 (record 3), issued at train.py:31",
         "x" * 63 + " (record 2)", "aten::mm (record 1), issued at train.py:31"]
+
+
+def test_what_a_worker_is_at(writer, tmp_path):
+    path = tmp_path / "record"
+    create(writer, path)
+    writer.define_op(1, b"aten::mm")
+    writer.define_site(5, b"train.py:31")
+    assert flight_record.read(path).activities == []
+    writer.begin(0, 1, 1, 5)
+    with open(path, "rb") as file:
+        (key, count), = flight_record.counts_of(file.fileno()).items()
+        assert (key, count) == ((0, 77), 1)
+        writer.wait(0, 1, 5)
+        activity, = flight_record.read(path).activities
+        assert activity.doing == "operator aten::mm, issued at train.py:31"
+        assert activity.wait == "waits for other workers in a collective, issued at train.py:31"
+        writer.wait(0, 0, 0)
+        writer.begin(0, flight_record.KERNEL, 0, 6)
+        writer.begin(3, 10, 9, 5)
+        assert flight_record.counts_of(file.fileno()) == {(0, 77): 2, (3, 77): 1}
+        kernel, other = flight_record.read(path).activities
+        assert (kernel.doing, kernel.wait) == ("kernel my::kernel", "")
+        assert other.doing == "a redistribution, issued at train.py:31"
+        writer.rest(0)
+        assert flight_record.counts_of(file.fileno()) == {(0, 77): None, (3, 77): 1}
+        assert flight_record.read(path).activities[0].doing == ""
 
 
 def test_the_ring_keeps_the_last_64(writer, tmp_path):
@@ -111,7 +143,7 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="is not a flight record"):
         flight_record.read(path)
     path.write_bytes(b"DTFLIGHT" + b"\7\0\0\0" + bytes(5000))
-    with pytest.raises(ValueError, match="version 7, expected 1"):
+    with pytest.raises(ValueError, match="version 7, expected 2"):
         flight_record.read(path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtorch_mpi import death_watch, watcher
-from dtorch_mpi.death_watch import Death, describe, first_of, tell
+from dtorch_mpi.death_report import Death, describe, first_of, tell
 from dtorch_mpi.launch.library import loaded_library
 
 RANK = Path(__file__).with_name("dying_rank.py")
