@@ -39,8 +39,8 @@ class Job:
         """Wait until `reached(facts())`; returns those facts. An AssertionError has the log."""
         until = time.monotonic() + limit
         while not reached(facts := self.facts()):
-            if time.monotonic() > until:
-                raise AssertionError(f"not so within {limit} s: {facts}\n{self.output()}")
+            if time.monotonic() > until or facts["JobState"] in ENDED:
+                raise AssertionError(f"not so by its end or in {limit} s: {facts}\n{self.output()}")
             time.sleep(0.1)
         return facts
 

@@ -88,6 +88,8 @@ def write_configuration(folder):
     (folder / "slurm.conf").write_text(
         SLURM_CONF.format(folder=folder, host=host, ports=ports, cpus=CPUS, gpus=GPUS,
                           first_job=1 + secrets.randbelow(60_000_000)))
+    # No plugin here uses cgroups, but slurmd does not start where it can't tell their version.
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     # Slurm wants device files, whatever they are.
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
     munge = folder / "munge"
