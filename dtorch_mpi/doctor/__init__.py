@@ -4,7 +4,6 @@ Each rank checks what it has; rank 0 gathers, compares, prints, and then starts 
 """
 
 import faulthandler
-import os
 import socket
 import sys
 import time
@@ -22,48 +21,20 @@ def main(folder):
     faulthandler.enable()  # a library that ends the process shall say where
     ranks = between.Ranks(environment.detect(), folder)
     report = {"host": socket.gethostname(), "results": _own(ranks), "facts": {}}
-    if "FAIL" not in {report["results"][name].status for name in NEEDED}:
+    if not any(_has_failed(report, name) for name in NEEDED):
         facts = run(ranks.facts)
         if isinstance(facts, Result):
             report["results"]["facts"] = facts
         else:
             report["facts"] = facts
-    goes_on = False
     if ranks.rank > 0:
-        if ranks.have_met:
-            ranks.send(report)
-            goes_on = ranks.decision()
-        else:
-            # Mostly rank 0 has not met the others either, and tells.
-            time.sleep(5)
-            shown = Report([socket.gethostname()] * ranks.size, file=sys.stderr)
-            for name, result in report["results"].items():
-                if result.status == "FAIL":
-                    shown.add(name, {ranks.rank: result})
-        if not goes_on:
-            _leave(ranks, int(not ranks.have_met))
-        ranks.clean_up()
-        import dtorch_mpi
-
-        dtorch_mpi.init()  # a worker stays in it
+        _follow(ranks, report)
     reports = ranks.receive(report) if ranks.have_met else {0: report}
     shown = Report([reports[r]["host"] if r in reports else "?" for r in range(ranks.size)])
-    for name in report["results"]:
-        shown.add(name, {r: its["results"][name] for r, its in reports.items()})
-    if ranks.have_met and len(reports) < ranks.size:
-        silent = {r: failed("did not report", "look at its output: it may have ended, or hang")
-                  for r in range(ranks.size) if r not in reports}
-        shown.add("reports", silent)
-    elif len(reports) == ranks.size and all(its["facts"] for its in reports.values()):
-        facts = {r: its["facts"] for r, its in reports.items()}
-        for name, check in (("same versions", between.same_versions),
-                            ("threads, cores", between.threads_and_cores),
-                            ("devices", between.devices)):
-            shown.add(name, run(check, facts))
-        if "FAIL" not in {its["results"]["HDF5"].status for its in reports.values()}:
-            shown.add("shared folder", run(ranks.shared_folder))
-        goes_on = not any(its["results"][name].status == "FAIL" for its in reports.values()
-                          for name in (*NEEDED, "launcher", "ring") if name in its["results"])
+    _show(ranks, reports, shown)
+    goes_on = len(reports) == ranks.size and not any(
+        _has_failed(its, name) for its in reports.values()
+        for name in (*NEEDED, "launcher", "ring"))
     ranks.clean_up()
     if ranks.have_met:
         ranks.decide(goes_on)
@@ -71,8 +42,47 @@ def main(folder):
         job.check(shown, None if ranks.launch else 2)
     code = shown.end()
     if ranks.launch and not goes_on:
-        _leave(ranks, code)
+        _leave(ranks, code, is_sound=len(reports) == ranks.size)
     return code
+
+
+def _follow(ranks, report):
+    """On the other ranks: give rank 0 the report, and do as it says. Does not return."""
+    if ranks.have_met:
+        ranks.send(report)
+        if ranks.decision():
+            ranks.clean_up()
+            import dtorch_mpi
+
+            dtorch_mpi.init()  # a worker stays in it
+        _leave(ranks, 0, is_sound=not _has_failed(report, "ring"))
+    ranks.clean_up()
+    time.sleep(5)  # mostly rank 0 has not met the others either, and tells
+    shown = Report([socket.gethostname()] * ranks.size, file=sys.stderr)
+    for name, result in report["results"].items():
+        if _has_failed(report, name):
+            shown.add(name, {ranks.rank: result})
+    _leave(ranks, 1, is_sound=False)
+
+
+def _show(ranks, reports, shown):
+    """Rows for what each rank found, and for what they are together."""
+    for name in dict.fromkeys(name for its in reports.values() for name in its["results"]):
+        shown.add(name, {rank: its["results"][name] for rank, its in reports.items()
+                         if name in its["results"]})
+    if len(reports) < ranks.size:
+        if ranks.have_met:
+            shown.add("reports", {
+                rank: failed("did not report", "look at its output: it may have ended, or hang")
+                for rank in range(ranks.size) if rank not in reports})
+        return
+    facts = {rank: its["facts"] for rank, its in reports.items() if its["facts"]}
+    if len(facts) == ranks.size:
+        shown.add("same versions", run(between.same_versions, facts))
+        shown.add("threads, cores", run(between.threads_and_cores, facts))
+        shown.add("devices", run(between.devices, facts))
+    if not any(_has_failed(its, "HDF5") for its in reports.values()):
+        shown.add("shared folder", run(ranks.shared_folder))
 
 
 def _own(ranks):
@@ -92,11 +102,13 @@ def _own(ranks):
     return results
 
 
-def _leave(ranks, code):
-    """End this rank where no job was tried: threads of checks may hang, in MPI too."""
+def _has_failed(report, name):
+    return name in report["results"] and report["results"][name].status == "FAIL"
+
+
+def _leave(ranks, code, is_sound):
+    """End this rank where no job was tried."""
     ranks.clean_up()
-    if ranks.have_met:
-        run(ranks.finalize, limit=5)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    ranks.leave(code, is_sound)

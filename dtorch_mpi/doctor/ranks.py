@@ -1,5 +1,7 @@
 """Checks between the ranks of a job, and the report of each to rank 0."""
 
+import ctypes
+import faulthandler
 import json
 import os
 import shutil
@@ -36,7 +38,9 @@ class Ranks:
         from mpi4py import MPI
 
         guard.check_launcher(self.launch, loaded)
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        # mpi4py's own function would hold the interpreter while it waits for the other ranks.
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(
+            None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         guard.check_world(self.launch, MPI.COMM_WORLD.size, loaded)
         self._comm = MPI.COMM_WORLD.Dup()
         self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
@@ -103,10 +107,16 @@ class Ranks:
             "gpus": visible_gpus(), "versions": agreement.facts(),
         }  # fmt: skip
 
-    def finalize(self):
-        from mpi4py import MPI
+    def leave(self, code, is_sound):
+        """End this process, and with it the other ranks where they may wait for it."""
+        if self.have_met and is_sound:
+            from mpi4py import MPI
 
-        MPI.Finalize()
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
+            MPI.Finalize()
+        elif self.have_met:
+            self._comm.Abort(code)
+        os._exit(code)  # threads of checks may hang
 
     # ---- the report ----------------------------------------------------------------------------
 

@@ -70,8 +70,8 @@ class Report:
             groups.setdefault(result, []).append(rank)
         self.count[max(groups, key=lambda r: ["PASS", "WARN", "FAIL"].index(r.status)).status] += 1
         for result, ranks in groups.items():
-            where = "" if len(groups) == 1 and len(ranks) in (1, len(self._hosts)) else (
-                self._where(ranks))
+            of_all = ranks == [None] or len(ranks) == len(self._hosts)
+            where = "" if of_all else self._where(ranks)
             self._row(result.status, name, where + result.reason)
             if result.fix:
                 self._row("", "  fix", result.fix)
