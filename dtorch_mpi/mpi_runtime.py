@@ -8,9 +8,8 @@ import sys
 import time
 import traceback
 
-from . import _core, _worker, flight_record, stop_requests, watcher
+from . import _core, _worker, stop_requests
 from ._collectives import delay_collectives
-from .death_watch import records
 from .job import Runtime
 from .kernels.graph_hosting import GraphHost
 from .launch.agreement import check_agreement, gather
@@ -20,8 +19,10 @@ from .launch.guard import check_extensions, check_launcher, check_world
 from .launch.library import loaded_library
 from .launch.placement import cohost_default, device_for, visible_gpus
 from .log import LOGGER
-from .rank_watchdog import STACKS_SIGNAL
 from .thread_workers import ThreadWorkers
+from .watching import flight_record, watcher
+from .watching.death_watch import records
+from .watching.rank_watchdog import STACKS_SIGNAL
 
 SHARED_BYTES = 8 << 20  # of rank 0's window for values from workers of its node
 # Gives this rank, its host and its last operator as a text; None before the flight record begins.

@@ -11,8 +11,8 @@ from .future import VoidFuture
 from .job import Runtime
 from .kernels.alternatives import configure
 from .settings import from_environment, preset
-from .thread_watchdog import ThreadWatchdog
 from .thread_workers import ThreadWorkers
+from .watching.thread_watchdog import ThreadWatchdog
 
 _lock = threading.RLock()
 _current = None

@@ -13,7 +13,7 @@ import threading
 import torch
 
 from .kernels.registry import call, kernel
-from .process_end import has_ended
+from .watching.process_end import has_ended
 
 _comm = None  # of all ranks, for nothing else
 _folder = None  # in which the ranks of this node have their marks
@@ -101,7 +101,7 @@ def _from_workers():
 
 
 def _ended_ranks():
-    from .death_watch import mark_of, records
+    from .watching.death_watch import mark_of, records
 
     return sorted(rank for rank, path in records(_folder) if has_ended(mark_of(path)))
 

@@ -105,7 +105,7 @@ def _is_installed(name):
 
 def shared_memory(alone):
     """Whether values and flight records can go through memory that a node's ranks share."""
-    from dtorch_mpi.watcher import job_folder
+    from dtorch_mpi.watching.watcher import job_folder
 
     memory = os.statvfs("/dev/shm")
     free = memory.f_bavail * memory.f_frsize >> 20

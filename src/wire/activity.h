@@ -1,7 +1,7 @@
 // What one thread of a worker is at, for a watchdog that looks on.
 //
 // It lies in the flight record, where another process reads it, or in the worker's own memory. The
-// worker's thread writes it; dtorch_mpi/flight_record.py reads it, and a test compares the two.
+// worker's thread writes it; dtorch_mpi/watching/flight_record.py reads it, and a test compares the two.
 #pragma once
 
 #include <sys/syscall.h>

@@ -2,11 +2,11 @@
 //
 // A rank that is killed can tell nothing, and MPICH's launcher kills all ranks some 15 ms after
 // one of them dies. So each process writes its last operators to a shared mapping, whose pages
-// the kernel keeps, and a detached watcher (dtorch_mpi/watcher.py) reads them afterwards.
+// the kernel keeps, and a detached watcher (dtorch_mpi/watching/watcher.py) reads them afterwards.
 //
 // The file: Header, then the operator table, the site table, the ring and the activities, where the
 // header says.
-// dtorch_mpi/flight_record.py reads it; a test compares the two.
+// dtorch_mpi/watching/flight_record.py reads it; a test compares the two.
 //
 //   header     4096 bytes   struct FlightHeader
 //   operators  4096 x 64    names by operator id, ending in zeros; unused ones are all zeros

@@ -483,7 +483,7 @@ cdef class Worker:
 
     @property
     def activity(self):
-        """What it is at, as bytes that dtorch_mpi.flight_record.Activity takes."""
+        """What it is at, as bytes that dtorch_mpi.watching.flight_record.Activity takes."""
         return (<const char*>self.context.state.activity)[:sizeof(Activity)]
 
     def operator_name(self, uint32_t number):

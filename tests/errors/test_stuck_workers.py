@@ -9,7 +9,7 @@ from ending_jobs import as_nodes, reports, run_to_its_end
 from worker_kernels import slow
 
 import dtorch_mpi as dt
-from dtorch_mpi.watchdog import Standstill
+from dtorch_mpi.watching.watchdog import Standstill
 
 WAITS = """import stuck_kernels, torch, dtorch_mpi as dt
 dt.init(watchdog_seconds=2)

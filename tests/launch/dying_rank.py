@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from dtorch_mpi import death_watch, watcher
+from dtorch_mpi.watching import death_watch, watcher
 
 way, library, folder_file = sys.argv[1:]
 world = MPI.COMM_WORLD

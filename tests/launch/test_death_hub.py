@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from dtorch_mpi import death_hub
-from dtorch_mpi.death_report import Death, Voice
+from dtorch_mpi.watching import death_hub
+from dtorch_mpi.watching.death_report import Death, Voice
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dtorch_mpi import flight_record
+from dtorch_mpi.watching import flight_record
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from dtorch_mpi.process_end import ProcessEnd
+from dtorch_mpi.watching.process_end import ProcessEnd
 
 HOLD = """\
 import sys
-from dtorch_mpi.process_end import hold_mark
+from dtorch_mpi.watching.process_end import hold_mark
 hold_mark(sys.argv[1])
 print("held", flush=True)
 input()
@@ -60,7 +60,7 @@ def test_a_missing_mark_tells_nothing(holders, tmp_path):
 
 FORK = """\
 import os, sys
-from dtorch_mpi.process_end import hold_mark
+from dtorch_mpi.watching.process_end import hold_mark
 hold_mark("forking")
 if os.fork() == 0:
     print("held", flush=True)  # by the parent alone: this process has let go of it

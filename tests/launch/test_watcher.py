@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dtorch_mpi import death_watch, watcher
-from dtorch_mpi.death_report import Death, describe, first_of, tell
 from dtorch_mpi.launch.library import loaded_library
+from dtorch_mpi.watching import death_watch, watcher
+from dtorch_mpi.watching.death_report import Death, describe, first_of, tell
 
 RANK = Path(__file__).with_name("dying_rank.py")
 HOST = socket.gethostname()
@@ -111,7 +111,7 @@ def start_alone(library, tmp_path, environment):
     """A process with a watcher and no launcher, that waits for its end."""
     code = (
         "import ctypes, os, sys, time\n"
-        "from dtorch_mpi import watcher\n"
+        "from dtorch_mpi.watching import watcher\n"
         f"record = ctypes.CDLL({str(library)!r})\n"
         "path = watcher.job_folder(alone=True) + '/rank-0.record'\n"
         "assert record.create(path.encode(), 0, 1, b'h', b'r')\n"

@@ -15,7 +15,7 @@ def modules(folder):
     for path in folder.iterdir():
         # In folders below the package it only says what the folder is.
         says_what_it_is = path.name == "__init__.py" and folder != ROOT / "dtorch_mpi"
-        generated = path.name.endswith(".pyx.cpp")
+        generated = path.name.endswith((".pyx.cpp", "build_record.py"))
         if path.suffix in SOURCES and not says_what_it_is and not generated:
             found.add(path.stem)
     return found

@@ -96,7 +96,7 @@ def test_ranks_that_do_not_meet_are_caught(submit):
 def test_usr1_reaches_every_rank_and_a_killed_job_can_start_again(submit, cluster):
     before = cluster.processes()
     job = submit(
-        "import os, time\nfrom dtorch_mpi.death_watch import shared_memory_of\n"
+        "import os, time\nfrom dtorch_mpi.watching.death_watch import shared_memory_of\n"
         "from rank_kernels import show_signals\n"
         "print('memory', *shared_memory_of(os.getpid()))\n"
         "print('ready', show_signals())\ntime.sleep(120)\n",

@@ -1,4 +1,4 @@
-"""Start the small detached process that tells how this rank died (dtorch_mpi/death_watch.py).
+"""Start the small detached process that tells how this rank died (death_watch.py).
 
 The launcher may kill every rank within milliseconds of one dying, so no rank can be relied on
 to tell. A watcher is a process of its own session, outside the launcher's reach.
@@ -14,9 +14,9 @@ import subprocess
 import sys
 import time
 
-from dtorch_mpi import death_hub, death_watch
-from dtorch_mpi.process_end import hold_mark
-from dtorch_mpi.rank_watchdog import STACKS_SIGNAL
+from dtorch_mpi.watching import death_hub, death_watch
+from dtorch_mpi.watching.process_end import hold_mark
+from dtorch_mpi.watching.rank_watchdog import STACKS_SIGNAL
 
 # A folder of an ended job younger than this, in seconds, may belong to a rank just starting.
 STALE_AGE = 60
@@ -27,7 +27,7 @@ import sys
 package = type(sys)("dtorch_mpi")
 package.__path__ = [sys.argv[1]]
 sys.modules["dtorch_mpi"] = package
-from dtorch_mpi.death_watch import watch
+from dtorch_mpi.watching.death_watch import watch
 watch(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6], *map(int, sys.argv[7:9]), sys.argv[9],
       *map(int, sys.argv[10:12]), *sys.argv[12:14], int(sys.argv[14]))
 """
@@ -110,10 +110,11 @@ def start(record_path, *, pid, rank, world, host, stderr_fd=2, watchdog_seconds=
         hold_mark(death_watch.mark_of(record_path))
     hub_fd, hub_address, token = hub or (-1, "", "")
     launcher_fd = _launcher_stderr()
-    command = [sys.executable, "-I", "-S", "-E", "-c", PROGRAM,
-               os.path.dirname(os.path.abspath(__file__)), record_path or "", str(pid), str(rank),
-               str(world), host, str(_launcher_on_node() or 0), str(launcher_fd), crash_log,
-               str(watchdog_seconds), str(hub_fd), hub_address, token, str(num_nodes)]
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    command = [sys.executable, "-I", "-S", "-E", "-c", PROGRAM, package, record_path or "",
+               str(pid), str(rank), str(world), host, str(_launcher_on_node() or 0),
+               str(launcher_fd), crash_log, str(watchdog_seconds),
+               str(hub_fd), hub_address, token, str(num_nodes)]
     passed = [fd for fd in (launcher_fd, hub_fd) if fd >= 0]
     try:
         done = subprocess.run(

@@ -4,7 +4,7 @@ import _signal  # the signal module costs 5 ms and its enums
 import os
 import time
 
-from dtorch_mpi import death_hub, flight_record
+from dtorch_mpi.watching import death_hub, flight_record
 
 # An abort kills all ranks in any order: among deaths closer than this a known cause decides.
 JITTER = 0.1

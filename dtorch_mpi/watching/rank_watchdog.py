@@ -9,9 +9,9 @@ import _signal
 import os
 import time
 
-from dtorch_mpi import flight_record
-from dtorch_mpi.process_end import stat_fields
-from dtorch_mpi.watchdog import Standstill, end_of_text, interval
+from dtorch_mpi.watching import flight_record
+from dtorch_mpi.watching.process_end import stat_fields
+from dtorch_mpi.watching.watchdog import Standstill, end_of_text, interval
 
 # The signal upon which a rank writes its stacks (mpi_runtime.py), and for how long they may take.
 STACKS_SIGNAL = _signal.SIGRTMAX - 9

@@ -1,6 +1,6 @@
 """The process that waits for a rank's end and tells how it died.
 
-dtorch_mpi/watcher.py starts it, without site packages and without the package's __init__. It
+watcher.py starts it, without site packages and without the package's __init__. It
 stays for as long as the job, once for each rank, so it imports little. A rank that finished is
 left in silence; of those that did not, the first to die on this node is reported in one block on
 stderr, with the ranks that the launcher killed afterwards in one line of it.
@@ -14,7 +14,7 @@ The watchers of a node meet in one folder, which holds for each rank
     reported        made by the one that reports
 
 Each holds a shared lock on the folder; the last to leave removes it. Of several nodes, the watchers
-that would tell meet at rank 0's (dtorch_mpi/death_hub.py).
+that would tell meet at rank 0's (death_hub.py).
 """
 
 import _signal  # the signal module costs 5 ms and its enums
@@ -22,11 +22,19 @@ import fcntl
 import os
 import time
 
-from dtorch_mpi import death_hub, flight_record
-from dtorch_mpi.death_report import Death, Voice, block, describe, first_of, oom_kills, tell_launch
-from dtorch_mpi.leftover_memory import remove_shared_memory, shared_memory_of
-from dtorch_mpi.process_end import ProcessEnd
-from dtorch_mpi.rank_watchdog import RankWatchdog
+from dtorch_mpi.watching import death_hub, flight_record
+from dtorch_mpi.watching.death_report import (
+    Death,
+    Voice,
+    block,
+    describe,
+    first_of,
+    oom_kills,
+    tell_launch,
+)
+from dtorch_mpi.watching.leftover_memory import remove_shared_memory, shared_memory_of
+from dtorch_mpi.watching.process_end import ProcessEnd
+from dtorch_mpi.watching.rank_watchdog import RankWatchdog
 
 # How long the watcher may outlive its rank, in seconds, whatever happens.
 HARD_STOP = 3

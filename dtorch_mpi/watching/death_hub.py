@@ -1,6 +1,6 @@
 """Where the watchers of all nodes meet, so that one of them tells: at the watcher of rank 0.
 
-Of jobs on one node, the folder that the watchers share is enough (dtorch_mpi/death_watch.py). On
+Of jobs on one node, the folder that the watchers share is enough (death_watch.py). On
 several, the watcher that would tell for its node sends its report here, over TCP, and is silent
 once it is taken. Where it finds nobody, it tells by itself.
 """

@@ -1,6 +1,6 @@
 """The watchdog of worker threads: ends a program whose worker has been at one record for too long.
 
-Ranks under a launcher have a watcher outside of them instead (dtorch_mpi/rank_watchdog.py).
+Ranks under a launcher have a watcher outside of them instead (rank_watchdog.py).
 """
 
 import faulthandler
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from . import _core
+from .. import _core
 from .flight_record import Activity
 from .rank_watchdog import STACKS_SIGNAL, system_view
 from .watchdog import Standstill, end_of_text, interval
