@@ -1,6 +1,5 @@
 """The ReFrame checks as a site runs them: through sbatch and srun."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
