@@ -6,6 +6,11 @@ import re
 import time
 from collections import Counter
 
+import pytest
+
+# Ranks import torch, some of them twice, and a busy machine takes its time.
+pytestmark = pytest.mark.timeout(240)
+
 # As many CPUs as any machine has; importing torch takes each rank seconds.
 ONE = "--nodes=1 --ntasks-per-node=1 --cpus-per-task=1"
 TWO = "--nodes=1 --ntasks-per-node=2 --cpus-per-task=1"  # a controller and a worker
