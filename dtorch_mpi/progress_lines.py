@@ -3,11 +3,13 @@
 import io
 import os
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 from tqdm import tqdm
 
 
-def progress(iterable=None, *, every=10.0, **options):
+def progress(iterable: Iterable | None = None, *, every: float = 10.0, **options: Any) -> tqdm:
     """A tqdm over `iterable`, which writes lines where nobody watches a bar.
 
     That is where stderr is no terminal, or in a Slurm job. With a launcher the program runs on

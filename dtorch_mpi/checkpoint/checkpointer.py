@@ -2,8 +2,11 @@
 
 import logging
 import math
+import os
 import time
 from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 
 from .. import runtime, stop_requests
 from ..launch import allocation
@@ -48,8 +51,11 @@ class Checkpointer:
     thread than the main one; else what `load` raises.
     """
 
-    def __init__(self, path, state, *, every_minutes=None, every_steps=None, keep=None,
-                 single_file=False, signals=("USR1", "USR2", "TERM"), end_time=None):
+    def __init__(self, path: str | os.PathLike, state: dict, *,
+                 every_minutes: float | None = None, every_steps: float | None = None,
+                 keep: int | None = None, single_file: bool = False,
+                 signals: Sequence[str] = ("USR1", "USR2", "TERM"),
+                 end_time: float | None = None) -> None:
         for name, value in (("every_minutes", every_minutes), ("every_steps", every_steps)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: expected a positive number, or None")
@@ -71,7 +77,7 @@ class Checkpointer:
         self._step_seconds = deque([0.0], maxlen=16)
         self._mark, self._marked = None, time.monotonic()
 
-    def step(self):
+    def step(self) -> None:
         """Say that a step of the loop is complete, and the state consistent.
 
         Raises SystemExit(85) when the job was asked to stop, with the state saved; CheckpointError
@@ -90,7 +96,7 @@ class Checkpointer:
             self._saved, self._steps = now, 0
         self._stepped = time.monotonic()
 
-    def save(self):
+    def save(self) -> Path:
         """Save now, as at the end of the training; returns the checkpoint's folder."""
         path = save(self.path, self.state, **self._options)
         self._saved, self._steps = time.monotonic(), 0
