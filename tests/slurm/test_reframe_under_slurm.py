@@ -11,7 +11,7 @@ def test_checks_pass_under_slurm(cluster, tmp_path):
     command = [
         Path(sys.executable).with_name("reframe"), "--nocolor", "--system=cluster",
         "-C", CHECKS / "settings.py", "-c", CHECKS, "-r", "--prefix", tmp_path,
-        "-n", "^CollectivesCheck%num_workers=2$",
+        "--report-file", tmp_path / "report.json", "-n", "^CollectivesCheck%num_workers=2$",
     ]  # fmt: skip
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100,
                            cwd=tmp_path, env=cluster.environment | {"TMPDIR": str(tmp_path)})
