@@ -18,7 +18,8 @@ info` compares with what runs, is written beside them.
 
 Settings: MPICC (the compiler wrapper to ask), DTORCH_DEBUG=1 (debug symbols, less
 optimization, and the C++ library's assertions: each index of a vector is checked),
-DTORCH_SANITIZE=address (AddressSanitizer).
+DTORCH_SANITIZE=address (AddressSanitizer), DTORCH_ONLY (names of the extensions to build, with
+commas between, where the others are there).
 """
 
 import os
@@ -173,7 +174,9 @@ if mpi is not None:
         extension("_mpi", sources("transport/mpi"), *mpi,
                   links=["_core", "_sharding", "_mpi_collectives", "_collectives"]),
     ]
-extensions = [ext for ext in extensions if ext.sources]
+only = os.environ.get("DTORCH_ONLY")
+extensions = [ext for ext in extensions if ext.sources
+              and (only is None or ext.name.rpartition(".")[2] in only.split(","))]
 
 setup(
     ext_modules=cythonize(

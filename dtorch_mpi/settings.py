@@ -99,7 +99,8 @@ def _parse(name, text, kind):
 
 # Read by others than dt.init(): setup.py, the watchers of ranks, the launch command and the job
 # scripts in slurm/.
-_OTHERS = {"DTORCH_DEATHS_FILE", "DTORCH_DEBUG", "DTORCH_SANITIZE", "DTORCH_SRUN_MPI"}
+_OTHERS = {"DTORCH_DEATHS_FILE", "DTORCH_DEBUG", "DTORCH_ONLY", "DTORCH_SANITIZE",
+           "DTORCH_SRUN_MPI"}  # fmt: skip
 
 
 preset = {}  # what dt.config has been told before dt.init()
