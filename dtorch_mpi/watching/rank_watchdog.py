@@ -94,7 +94,11 @@ class RankWatchdog:
         record = flight_record.read(self._record_fd)
         if activity is None:
             busy = [one.wait or one.doing for one in record.activities if one.kind]
-            why += f", in {busy[0]}" if busy else ", while it waited for work"
+            if busy:
+                why += f", in {busy[0]}"
+            else:
+                last = f"; last operator: {record.last[0]}" if record.last else ""
+                why += f", while it waited for work{last}"
         thread = activity.thread if activity is not None else self._pid
         details = [f"state {record.state}, role {record.role}, pid {self._pid}"]
         for rank, other in sorted(self._records().items())[:8]:
