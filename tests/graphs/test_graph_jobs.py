@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from launching import run_tests
 
-TESTS = Path(__file__).with_name("test_graphs.py")
+TESTS = [Path(__file__).with_name(f"test_{name}.py")
+         for name in ("graphs", "memory_between_graphs", "lives_of_graphs")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("launcher", "workers"), [("thread", 4), ("mpirun", 1), ("mpirun", 3)])
 def test_graphs_in_a_job(launcher, workers):
-    run_tests(TESTS, launcher=launcher, workers=workers, limit=150)
+    run_tests(*TESTS, launcher=launcher, workers=workers, limit=150)
