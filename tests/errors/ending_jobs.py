@@ -1,22 +1,29 @@
 """Jobs that end badly: run them, see that nothing stays behind, and read what is told."""
 
+import contextlib
 import os
 import shutil
+import time
 from pathlib import Path
 
 from launching import run_job
 
 from dtorch_mpi.launch.library import family_of_launcher
 
+FAULT = "import os; open(os.path.join(os.path.dirname(__file__), 'fault'), 'w').close()\n"
+
 
 def run_to_its_end(folder, text, launcher="mpirun", workers=2, **options):
     """Run a program of this text, which finds this folder's modules.
 
-    Raises AssertionError if one of its processes stays behind.
+    Where it executes FAULT, the seconds that it takes to end count from there. Raises
+    AssertionError if one of its processes stays behind.
     """
     script = folder / "script.py"
     script.write_text(f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n{text}")
     ended = run_job(script, launcher=launcher, workers=workers, limit=60, **options)
+    with contextlib.suppress(FileNotFoundError):
+        ended.seconds = time.time() - (folder / "fault").stat().st_mtime
     left = processes_of(script)
     assert not left, f"left behind: {left}\n{ended.out}\n{ended.err}"
     return ended
