@@ -30,8 +30,7 @@ library=$(python -c 'from dtorch_mpi.launch import library; print(library.loaded
 [[ $library == *"Open MPI"* ]] || { echo "mpi4py loads $library, and not Open MPI" >&2; exit 1; }
 echo "testing with $library"
 
-(($#)) || set -- tests/futures/test_future_jobs.py tests/errors/test_mpi_exits.py \
-  tests/launch/test_command.py tests/checkpoint/test_checkpoint_jobs.py tests/checkpoint/test_preemption.py \
-  tests/graphs/test_graph_jobs.py tests/kernels/test_kernel_jobs.py \
-  "tests/end_to_end/test_parallel_training.py"
+(($#)) || set -- tests/launch/test_command.py tests/futures/test_future_jobs.py \
+  tests/checkpoint/test_checkpoint_jobs.py tests/checkpoint/test_preemption.py \
+  tests/graphs/test_graph_jobs.py tests/errors/test_mpi_exits.py
 python -m pytest -q "$@"
