@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install, build and run every test. Further arguments go to pytest.
+# Install, build and run the tests. Further arguments go to pytest; -m sweep runs the long ones.
 # Non-zero when a test failed or none ran.
 set -euo pipefail
 

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("launcher", "kills", "inside"), [("thread", 50, 30), ("mpirun", 4, 2)])
+@pytest.mark.parametrize(("launcher", "kills", "inside"), [
+    ("thread", 12, 6), ("mpirun", 4, 2), pytest.param("thread", 50, 30, marks=pytest.mark.sweep),
+])  # fmt: skip
 def test_the_checkpoint_before_is_whole(launcher, kills, inside):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("DTORCH_WORKERS", None)

@@ -14,9 +14,12 @@ JOB = Path(__file__).with_name("parallel_training.py")
 @pytest.mark.parametrize(
     ("launcher", "workers", "ways"),
     [
-        ("thread", 1, ["data", "sharded"]), ("thread", 2, ["data", "sharded"]),
-        ("thread", 3, ["data", "sharded"]), ("thread", 4, ["data", "sharded", "tensor"]),
-        ("mpirun", 1, ["data"]), ("mpirun", 2, ["data", "sharded"]), ("mpirun", 4, ["tensor"]),
+        ("thread", 3, ["data", "sharded"]), ("mpirun", 4, ["tensor"]),
+        *(pytest.param(*case, marks=pytest.mark.sweep) for case in (
+            ("thread", 1, ["data", "sharded"]), ("thread", 2, ["data", "sharded"]),
+            ("thread", 4, ["data", "sharded", "tensor"]),
+            ("mpirun", 1, ["data"]), ("mpirun", 2, ["data", "sharded"]),
+        )),
     ],
 )  # fmt: skip
 @pytest.mark.timeout(200)

@@ -6,7 +6,10 @@ import pytest
 from launching import run_tests
 
 
-@pytest.mark.parametrize(("launcher", "workers"), [("thread", 2), ("thread", 3), ("mpirun", 2)])
+@pytest.mark.parametrize(("launcher", "workers"), [
+    ("mpirun", 2), pytest.param("thread", 2, marks=pytest.mark.sweep),
+    pytest.param("thread", 3, marks=pytest.mark.sweep),
+])  # fmt: skip
 @pytest.mark.timeout(120)
 def test_failures_with_several_workers(launcher, workers):
     run_tests(

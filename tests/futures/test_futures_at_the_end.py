@@ -21,7 +21,9 @@ ENDINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", [
+    pytest.param(name, marks=pytest.mark.sweep if name == "in a cycle" else ()) for name in ENDINGS
+])  # fmt: skip
 @pytest.mark.parametrize(("launcher", "home"), [
     ("thread", None), ("mpirun", "shared"), ("mpirun", "network"),
 ])  # fmt: skip
