@@ -43,7 +43,7 @@ def _at_exit():
         error = finish()
         if error is not None:
             print(f"dtorch_mpi: nobody asked what came of it: {error}", file=sys.stderr)
-            _core.fail_at_exit()
+            _core.end_with(1, instead_of=0)
     running = runtime.end()
     if running is None:
         started = sys.modules.get("dtorch_mpi.mpi_runtime")
@@ -55,6 +55,9 @@ def _at_exit():
         if not running.abandon():
             # The interpreter must not be taken down under a thread that still uses it.
             _leave(130 if isinstance(fatal, KeyboardInterrupt) else 1)
+        if isinstance(fatal, KeyboardInterrupt):
+            # What the interpreter does of itself, unless some code in text was executed since.
+            _core.end_with(130, instead_of=1)
         return
     try:
         failures = running.close()
@@ -67,7 +70,7 @@ def _at_exit():
                   file=sys.stderr)
         if len(failures) > _MOST_TOLD:
             print(f"dtorch_mpi: and {len(failures) - _MOST_TOLD} more failures", file=sys.stderr)
-        _core.fail_at_exit()
+        _core.end_with(1, instead_of=0)
 
 
 def _leave(code):

@@ -35,8 +35,13 @@ def configure(settings, launch):
         console.addFilter(lambda record: not logging.getLogger().handlers)
         _add(console, prefix.replace("%", "%%") + "%(levelname)s %(name)s: %(message)s")
     if settings.log_folder:
-        os.makedirs(settings.log_folder, exist_ok=True)
-        file = logging.FileHandler(os.path.join(settings.log_folder, f"rank{rank:05}.log"))
+        path = os.path.join(settings.log_folder, f"rank{rank:05}.log")
+        try:
+            os.makedirs(settings.log_folder, exist_ok=True)
+            file = logging.FileHandler(path)
+        except OSError as error:
+            reason = f"can't log to {path}: {error.strerror} (DTORCH_LOG_FOLDER)"
+            raise ValueError(reason) from error
         _add(file, "%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 

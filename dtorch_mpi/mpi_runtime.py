@@ -261,8 +261,10 @@ def _finish(comm, link, board, limit=None):
         if until is not None and time.monotonic() > until:
             return False
         time.sleep(0.0005)
-    if comm.rank == 0 and link is not None:
-        link.detach()
+    if comm.rank == 0:
+        stop_requests.hear_the_last()
+        if link is not None:
+            link.detach()
     if board is not None:
         board.free()
     MPI.Finalize()

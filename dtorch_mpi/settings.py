@@ -5,6 +5,8 @@ import os
 import warnings
 from dataclasses import dataclass, fields
 
+from .launch.environment import detect
+
 
 @dataclass
 class Settings:
@@ -86,15 +88,17 @@ class Settings:
             )
 
 
+_TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
 def _parse(name, text, kind):
     try:
-        if kind in ("bool", bool, "bool | None", bool | None):
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
-                text.lower()
-            ]
-        return int(text) if kind in ("int", int) else text
+        if kind in (bool, bool | None):
+            return _TRUTH[text.lower()]
+        return int(text) if kind is int else text
     except (KeyError, ValueError):
-        raise ValueError(f"{name}={text!r}: expected a value of type {kind}") from None
+        expected = "a whole number" if kind is int else "1 or 0"
+        raise ValueError(f"{name}={text!r}: expected {expected}") from None
 
 
 # Read by others than dt.init(): setup.py, the watchers of ranks, the launch command and the job
@@ -119,7 +123,8 @@ def from_environment(**given):
             values[field.name] = given[field.name]
         elif name in os.environ:
             values[field.name] = _parse(name, os.environ[name], field.type)
-    for name in unknown():
+    launch = detect()
+    for name in unknown() if launch is None or launch.rank == 0 else ():
         near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
         hint = f"; did you mean {near[0]}?" if near else ""
         warnings.warn(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .. import runtime, stop_requests
 from ..launch import allocation
-from .folder import latest
+from . import folder
 from .loading import load
 from .saving import save, save_async
 
@@ -38,7 +38,8 @@ class Checkpointer:
 
     signals (names): on USR1, USR2 or TERM, to any rank, the job saves at the next `step()` and
     exits with code 85 (`REQUEUE_CODE`), which job scripts turn into a requeue. MPICH's mpirun hands
-    on USR1 and not USR2. Another signal, or one before this object is made, does what it did.
+    on USR1 and not USR2. Under a launcher, USR1 and USR2 that came since `dt.init()` count too;
+    else a signal that comes before this object is made does what it did.
 
     end_time (seconds since 1970, or None): when the job will be ended; by default what Slurm says.
     The job saves and exits with 85 before, as late as the steps and saves so far allow: two steps,
@@ -47,8 +48,9 @@ class Checkpointer:
     The workers are kept near: `step()` waits where they are more than two steps and more than half
     a second behind, since what was issued before has to be worked off before the job can save.
 
-    Raises ValueError for a number that is not positive, a signal that does not exist, or another
-    thread than the main one; else what `load` raises.
+    Raises CheckpointError where nothing can be written in `path`, ValueError for a number that is
+    not positive, a signal that does not exist, or another thread than the main one; else what
+    `load` raises.
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class Checkpointer:
         self._every_steps = math.inf if every_steps is None else every_steps
         self._end_time = allocation.end_time() if end_time is None else end_time
         stop_requests.watch(signals)
-        self.resumed_from = latest(path)
+        folder.check_is_writable(path)
+        self.resumed_from = folder.latest(path)
         """The checkpoint that was loaded, a pathlib.Path, or None."""
         if self.resumed_from is not None:
             load(self.resumed_from, state)
@@ -76,6 +79,7 @@ class Checkpointer:
         self._saved = self._stepped = time.monotonic()
         self._step_seconds = deque([0.0], maxlen=16)
         self._mark, self._marked = None, time.monotonic()
+        self._has_warned = False
 
     def step(self) -> None:
         """Say that a step of the loop is complete, and the state consistent.
@@ -88,6 +92,10 @@ class Checkpointer:
         self._step_seconds.append(now - self._stepped)
         self._steps += 1
         self._look_at_save(now)
+        if not self._has_warned and (lost := stop_requests.lost()):
+            self._has_warned = True
+            log.warning("another handler was set for %s since the Checkpointer was made: the job "
+                        "will not be stopped by it", " and ".join(lost))
         reason = stop_requests.asked() or self._time_is_up()
         if reason is not None:
             self._leave(reason)

@@ -51,6 +51,16 @@ def resolve(path):
     return newest
 
 
+def check_is_writable(root):
+    """Raise CheckpointError where no checkpoint could be written; makes the folder."""
+    try:
+        begin(root)[0].rmdir()
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoints can't be written in {root}: {error.strerror}; choose another folder"
+        ) from error
+
+
 def begin(root):
     """(folder aside to write the next one in, the folder that it will be)."""
     root = Path(root).absolute()

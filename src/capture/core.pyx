@@ -42,12 +42,13 @@ cdef extern from *:
     #include "tensor/slot.h"
 
     // Only the C library knows the code with which the interpreter ends.
-    static void dtorch_fail_at_exit() {
-      on_exit([](int code, void*) {
-        if (code != 0) return;
+    static void dtorch_end_with(int instead_of, int code) {
+      on_exit([](int ends_with, void* codes) {
+        const auto both = reinterpret_cast<intptr_t>(codes);
+        if (ends_with != both >> 8) return;
         std::fflush(nullptr);
-        _exit(1);
-      }, nullptr);
+        _exit(both & 0xFF);
+      }, reinterpret_cast<void*>(static_cast<intptr_t>(instead_of << 8 | code)));
     }
 
     // Needs the GIL.
@@ -106,7 +107,7 @@ cdef extern from *:
     }
     """
     void dtorch_register() except +
-    void dtorch_fail_at_exit()
+    void dtorch_end_with(int instead_of, int code)
     void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
     object dtorch_default_generator() except +
     void dtorch_open_queue(RecordQueue&)
@@ -476,9 +477,9 @@ def live_slots(uint32_t graph):
     return queue.live_slots() - queue.num_imports
 
 
-def fail_at_exit():
-    """Have the process end with code 1 where the program's own code is 0."""
-    dtorch_fail_at_exit()
+def end_with(int code, int instead_of):
+    """Have the process end with a code where it would end with another one."""
+    dtorch_end_with(instead_of, code)
 
 
 def close_queue(uint32_t graph):

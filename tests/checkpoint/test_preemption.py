@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 import pytest
-from launching import ROOT, command_line
+from launching import ROOT, command_line, run_job
 
 import dtorch_mpi as dt
 
@@ -144,6 +145,70 @@ def test_the_end_of_the_jobs_time(tmp_path):
     assert job.end() == dt.checkpoint.REQUEUE_CODE, job.err
     assert "asked to stop by the job's time" in job.err
     assert len(job.losses()) == 1
+
+
+def run(program, folder, launcher="thread"):
+    """How a program ends that is started in a folder: (code, stderr)."""
+    script = folder / "program.py"
+    script.write_text("import os, signal, sys, time\nimport torch\nimport dtorch_mpi as dt\n"
+                      "dt.init()\nstate = {'x': torch.ones(2, device='dtorch'), 'step': 0}\n"
+                      + textwrap.dedent(program))  # fmt: skip
+    ended = run_job(script, launcher=launcher, workers=2, limit=60)
+    return ended.code, ended.err
+
+
+def test_signals_and_forked_children(tmp_path):
+    """A child is ended by TERM as ever, and the job that waits for it leaves."""
+    code, err = run(f"""
+        import multiprocessing
+        saver = dt.checkpoint.Checkpointer({str(tmp_path / "checkpoints")!r}, state)
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        child.start()
+        child.terminate()
+        child.join()
+        assert child.exitcode == -signal.SIGTERM, child.exitcode
+        multiprocessing.get_context("fork").Process(
+            target=time.sleep, args=(1000,), daemon=True).start()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        saver.step()
+    """, tmp_path)  # fmt: skip
+    assert code == dt.checkpoint.REQUEUE_CODE, err
+
+
+def test_a_handler_that_takes_its_place_is_told_of(tmp_path):
+    code, err = run(f"""
+        saver = dt.checkpoint.Checkpointer({str(tmp_path / "checkpoints")!r}, state)
+        saver.step()
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        saver.step()
+        saver.step()
+    """, tmp_path)  # fmt: skip
+    assert code == 0
+    assert err.count("another handler was set for SIGUSR1 since the Checkpointer was made") == 1
+
+
+def test_a_signal_before_the_checkpointer_is_there(tmp_path):
+    code, err = run(f"""
+        ranks = os.popen(f"pgrep -P {{os.getppid()}} python").read().split()
+        worker = max(int(pid) for pid in ranks)
+        os.kill(worker, signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        time.sleep(1)
+        saver = dt.checkpoint.Checkpointer(
+            {str(tmp_path / "checkpoints")!r}, state, signals=["USR1"])
+        saver.step()
+    """, tmp_path, launcher="mpirun")  # fmt: skip
+    assert code == dt.checkpoint.REQUEUE_CODE, err
+    assert "asked to stop by SIGUSR1 that came to rank 2" in err
+    assert "[dtorch-mpi] got SIGUSR2: it asks to stop, and nobody looks out for it" in err
+
+
+def test_a_folder_that_can_not_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(dt.checkpoint.CheckpointError, match="Not a directory; choose another"):
+        dt.checkpoint.Checkpointer(tmp_path / "file" / "checkpoints", {})
+    with pytest.raises(dt.checkpoint.CheckpointError, match="File exists; choose another"):
+        dt.checkpoint.Checkpointer(tmp_path / "file", {})
 
 
 def test_arguments(tmp_path):

@@ -1,5 +1,7 @@
 """How a job ends: its exit code, its last words, and that it does."""
 
+import signal
+
 import pytest
 from launching import run_job
 
@@ -119,6 +121,13 @@ def test_exception_ends_while_a_kernel_runs(job):
     assert "Fatal" not in ended.err
 
 
+def test_interrupt_while_nothing_runs(job):
+    ended = job("x = torch.ones(2, device='dtorch').sum().item()\nimport time\n"
+                "print('waiting')\ntime.sleep(50)\n", interrupt_at="waiting", limit=40)  # fmt: skip
+    assert ended.code in (130, -signal.SIGINT) and ended.seconds < 10  # 130 in a shell
+    assert "KeyboardInterrupt" in ended.err
+
+
 @pytest.mark.parametrize("wait", [
     "print('waiting'), x.to_torch()", "print('waiting'), dt.sync()", "fill()",
 ], ids=["value", "sync", "room"])  # fmt: skip
@@ -134,6 +143,6 @@ def test_interrupt_while_waiting(job, wait):
         f"{wait}\n",
         interrupt_at="waiting", limit=40, settings={"DTORCH_MAX_RECORDS": "1000"},
     )  # fmt: skip
-    assert ended.code != 0 and ended.seconds < 10
+    assert ended.code == 130 and ended.seconds < 10
     assert "KeyboardInterrupt" in ended.err
     assert "Fatal" not in ended.err
