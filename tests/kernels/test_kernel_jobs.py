@@ -6,7 +6,8 @@ import pytest
 from launching import run_job, run_tests
 
 HERE = Path(__file__).parent
-JOBS = [("thread", 2), ("thread", 3), ("thread", 4), ("mpirun", 1), ("mpirun", 2)]
+JOBS = [("mpirun", 2), *(pytest.param(*job, marks=pytest.mark.sweep) for job in (
+    ("thread", 2), ("thread", 3), ("thread", 4), ("mpirun", 1)))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("launcher", "workers"), JOBS)

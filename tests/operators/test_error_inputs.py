@@ -24,7 +24,9 @@ BY_VALUE = {"gather", "scatter", "scatter_add", "masked_fill", "multinomial"}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("layout, shape", [("device", None), ("mesh", (2, 2))])
+@pytest.mark.parametrize("layout, shape", [
+    ("mesh", (2, 2)), pytest.param("device", None, marks=pytest.mark.sweep),
+])  # fmt: skip
 def test_mistakes_of_the_database(layout, shape):
     dt.shutdown()
     dt.init(workers=4 if shape else 1)
