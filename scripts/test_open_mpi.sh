@@ -17,15 +17,16 @@ python -m pip --python "$python" install --quiet --disable-pip-version-check --i
 
 # What knows nothing of MPI is taken as it is.
 rm -rf "$tree"
-mkdir -p "$tree/build"
+mkdir -p "$tree/build/lib/dtorch_mpi"
 cp -a dtorch_mpi src scripts slurm tests .ci setup.py pyproject.toml README.md CHANGELOG.md LICENSE \
   MANIFEST.in "$tree"
-cp -a build/cython build/lib.* "$tree/build"
-rm -f "$tree"/dtorch_mpi/_mpi*.so "$tree"/build/lib.*/dtorch_mpi/_mpi*.so
+cp -a build/cython "$tree/build"
+rm -f "$tree"/dtorch_mpi/_mpi*.so
+cp -a "$tree"/dtorch_mpi/*.so "$tree/build/lib/dtorch_mpi"
 
 cd "$tree"
 export PATH=${python%/*}:$PATH PYTHONPATH=$PWD
-DTORCH_ONLY=_mpi_collectives,_mpi MPICC=${python%/*}/mpicc python setup.py --quiet build_ext --inplace
+DTORCH_ONLY=_mpi_collectives,_mpi MPICC=${python%/*}/mpicc python setup.py --quiet build_ext --inplace --build-lib build/lib
 library=$(python -c 'from dtorch_mpi.launch import library; print(library.loaded_library().version)')
 [[ $library == *"Open MPI"* ]] || { echo "mpi4py loads $library, and not Open MPI" >&2; exit 1; }
 echo "testing with $library"
