@@ -21,6 +21,7 @@ _folder = None  # in which the ranks of this node have their marks
 _came = []  # (signal's number, rank), in the order of hearing of them
 _handlers = {}  # number of a signal that is noted here: its handler
 _awaited = set()  # numbers of those that somebody looks out for
+_here = threading.local()  # .mask: of signals, while this thread forks
 
 
 def join_job(comm, folder):
@@ -173,6 +174,15 @@ def _tell_rank0(pipe):
                 _comm.Send([bytes([number]), MPI.BYTE], 0, 0)
 
 
+def _hold():
+    # One that comes to the child while it still has our handlers would be lost.
+    _here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _handlers)
+
+
+def _let_go():
+    signal.pthread_sigmask(signal.SIG_SETMASK, _here.mask)
+
+
 def _forget():
     """In a forked child, which the program ends by signals as any other."""
     if _leave_to_thread in _handlers.values():
@@ -183,6 +193,7 @@ def _forget():
             signal.signal(number, former or signal.SIG_DFL)
     _handlers.clear()
     _awaited.clear()
+    _let_go()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget)
