@@ -1,6 +1,5 @@
 """Checkpoints at the step boundaries of a loop, and leaving when the job is asked to stop."""
 
-import logging
 import math
 import os
 import time
@@ -10,14 +9,11 @@ from pathlib import Path
 
 from .. import runtime, stop_requests
 from ..launch import allocation
+from ..launch.allocation import REQUEUE_CODE
+from ..log import LOGGER
 from . import folder
 from .loading import load
 from .saving import save, save_async
-
-REQUEUE_CODE = 85
-"""Exit code of a program that has saved and left because it was asked to stop."""
-
-log = logging.getLogger("dtorch_mpi")
 
 
 class Checkpointer:
@@ -72,7 +68,7 @@ class Checkpointer:
         """The checkpoint that was loaded, a pathlib.Path, or None."""
         if self.resumed_from is not None:
             load(self.resumed_from, state)
-            log.info("going on from %s", self.resumed_from)
+            LOGGER.info("going on from %s", self.resumed_from)
         self._saving = None  # (future, when it began)
         self._save_seconds = 20.0
         self._steps = 0  # since the last save
@@ -94,8 +90,8 @@ class Checkpointer:
         self._look_at_save(now)
         if not self._has_warned and (lost := stop_requests.lost()):
             self._has_warned = True
-            log.warning("another handler was set for %s since the Checkpointer was made: the job "
-                        "will not be stopped by it", " and ".join(lost))
+            LOGGER.warning("another handler was set for %s since the Checkpointer was made: the "
+                           "job will not be stopped by it", " and ".join(lost))
         reason = stop_requests.asked() or self._time_is_up()
         if reason is not None:
             self._leave(reason)
@@ -132,9 +128,9 @@ class Checkpointer:
         return f"the job's time, of which {left:.0f} s are left" if left < needed else None
 
     def _leave(self, reason):
-        log.warning("asked to stop by %s: saving", reason)
+        LOGGER.warning("asked to stop by %s: saving", reason)
         path = self.save()
-        log.warning("saved %s; leaving with code %d, to be started again", path, REQUEUE_CODE)
+        LOGGER.warning("saved %s; leaving with code %d, to be started again", path, REQUEUE_CODE)
         if runtime.current() is not None:
             runtime.current().leaves_last = True
         raise SystemExit(REQUEUE_CODE)

@@ -1,12 +1,14 @@
-"""When the time that the scheduler has given this job ends."""
+"""Between this job and the scheduler: when its time ends, and how it asks to be requeued."""
 
-import logging
 import os
 import shutil
 import subprocess
 from datetime import datetime
 
-log = logging.getLogger("dtorch_mpi")
+from dtorch_mpi.log import LOGGER
+
+REQUEUE_CODE = 85
+"""Exit code of a program that has saved and left because it was asked to stop."""
 
 
 def end_time():
@@ -26,7 +28,7 @@ def end_time():
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         return _seconds(done.stdout)
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("Slurm does not say when this job will be ended: %s", error)
+        LOGGER.warning("Slurm does not say when this job will be ended: %s", error)
         return None
 
 

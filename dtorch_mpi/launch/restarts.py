@@ -8,9 +8,11 @@ import sys
 import tempfile
 import time
 
+from dtorch_mpi.launch.allocation import REQUEUE_CODE
+
 # How a job ends that need not be started again: well; with a usage error; checkpointed and to be
 # requeued; by Ctrl-C.
-FINAL_CODES = (0, 2, 85, 130)
+FINAL_CODES = (0, 2, REQUEUE_CODE, 130)
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1,
              signal.SIGUSR2)
 # After these nothing is started again.
