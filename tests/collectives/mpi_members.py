@@ -11,8 +11,9 @@ import traceback
 from datetime import timedelta
 
 import torch
-from dtorch_mpi._mpi_collectives import MPIBackend
 from mpi4py import MPI
+
+from dtorch_mpi._mpi_collectives import MPIBackend
 
 from .conformance import load
 

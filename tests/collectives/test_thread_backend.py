@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+
 from dtorch_mpi._collectives import ThreadGroup
 
 from .calls import allreduce, barrier, broadcast
