@@ -57,6 +57,8 @@ def broken(tmp_path):
     for path in (ROOT / "dtorch_mpi").iterdir():
         if path.suffix != ".so" and path.name not in ("build_record.py", "__pycache__"):
             (tmp_path / "dtorch_mpi" / path.name).symlink_to(path)
+    # Were there none, an editable install of the package would be asked for it.
+    (tmp_path / "dtorch_mpi" / "build_record.py").write_text("raise ImportError('not built')")
     for name, code in {"torch": "import os; os.abort()",
                        "h5py": "raise OSError('no libhdf5.so')"}.items():
         (tmp_path / f"{name}.py").write_text(code)
