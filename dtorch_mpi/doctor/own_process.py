@@ -133,7 +133,9 @@ def compute(index_on_node):
 
     from dtorch_mpi.launch.placement import device_for
 
-    device = device_for(index_on_node)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are no settings: told by now
+        device = device_for(index_on_node, from_environment().device)
     numbers = np.random.default_rng(0)
     a, b = (numbers.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
     product = (torch.from_numpy(a).to(device) @ torch.from_numpy(b).to(device)).cpu().numpy()

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from dtorch_mpi.launch.cpus import AFFINITY_MASK
+from dtorch_mpi.launch.placement import WorkerDevice
 from dtorch_mpi.log import LOGGER
 from dtorch_mpi.version import __version__
 
@@ -13,7 +14,8 @@ class Place(NamedTuple):
 
     `node` names the machine's ranks as one (a host name may be that of several), `cpus` are the
     numbers of the CPUs it may run on, `threads` the number for an operator and `source` what says
-    so (see cpus.Threads), `home` how values come back from it: memory, shared or network.
+    so (see cpus.Threads), `home` how values come back from it: memory, shared or network, `device`
+    its WorkerDevice, where that is known.
     """
 
     node: int
@@ -22,6 +24,7 @@ class Place(NamedTuple):
     threads: int
     source: str
     home: str
+    device: WorkerDevice | None = None
 
 
 WAYS = {"memory": "in this process", "shared": "by shared memory", "network": "by the network"}
@@ -38,8 +41,9 @@ def job_line(workers):
         WAYS[home] + (f" from {ways[home]}" if len(ways) > 1 else "")
         for home in WAYS if home in ways)
     return (f"dtorch-mpi {__version__}: {_count(len(workers), 'worker')} on "
-            f"{_count(hosts, 'host')}, {number} thread{'' if number == '1' else 's'} each (from "
-            f"{sources}), values come back {values}")
+            f"{_count(hosts, 'host')}, {_devices(workers)}, "
+            f"{number} thread{'' if number == '1' else 's'} each (from {sources}), "
+            f"values come back {values}")
 
 
 def oversubscription(workers):
@@ -62,10 +66,26 @@ def oversubscription(workers):
 
 
 def announce(workers):
-    """Log both: on rank 0, once."""
+    """Log it, and what a user may want to change: on rank 0, once."""
+    # Not above: doctor uses this module also where the extensions can't be loaded.
+    from dtorch_mpi.device_groups import host_memory_line
+
     LOGGER.info(job_line(workers))
-    if warning := oversubscription(workers):
-        LOGGER.warning(warning)
+    by_host_memory = host_memory_line([worker.device for worker in workers])
+    for warning in oversubscription(workers), by_host_memory:
+        if warning:
+            LOGGER.warning(warning)
+
+
+def _devices(workers):
+    on_gpus = [worker.device for worker in workers if worker.device.is_gpu]
+    gpus = _count(len({device.identity for device in on_gpus}), "GPU")
+    if len(on_gpus) == len(workers):
+        return f"on {gpus}"
+    if on_gpus:
+        return f"{len(on_gpus)} on {gpus} and {len(workers) - len(on_gpus)} on CPUs (no GPU seen)"
+    unused = any(worker.device.sees_gpu for worker in workers)
+    return f"on CPUs ({'DTORCH_DEVICE=cpu' if unused else 'no GPU seen'})"
 
 
 def _count(number, what):

@@ -10,8 +10,10 @@ void check_tensor(const Caller& caller, const at::Tensor& tensor, const char* ro
   TORCH_CHECK_VALUE(tensor.defined(), caller.text(), role, " is an undefined tensor");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, caller.text(), role, " has layout ",
                     tensor.layout(), ", expected a dense (strided) tensor; call to_dense() first");
-  TORCH_CHECK_VALUE(tensor.is_cpu(), caller.text(), role, " is on ", tensor.device(),
-                    ", expected a CPU tensor; NCCL serves tensors on GPUs");
+  TORCH_CHECK_VALUE(tensor.device() == caller.device, caller.text(), role, " is on ",
+                    tensor.device(), ", expected ",
+                    caller.device.is_cpu() ? "a CPU tensor; NCCL serves tensors on GPUs"
+                                           : "one on " + caller.device.str());
 }
 
 void check_tensors(const Caller& caller, const std::vector<at::Tensor>& tensors,

@@ -11,10 +11,10 @@ namespace dtorch {
 // Checks of one member's arguments. Each raises a ValueError (TypeError for dtypes) that says
 // what was got and what was expected.
 
-// A strided CPU tensor. `role` is the argument's name.
+// A strided tensor on the caller's device. `role` is the argument's name.
 void check_tensor(const Caller& caller, const at::Tensor& tensor, const char* role);
 
-// Strided CPU tensors of one dtype, at least one.
+// Strided tensors of one dtype on the caller's device, at least one.
 void check_tensors(const Caller& caller, const std::vector<at::Tensor>& tensors,
                    const char* role);
 

@@ -9,12 +9,12 @@ using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<std::vector<at::Tensor>>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-CheckedBackend::CheckedBackend(const char* name, int rank, int size)
-    : Backend(rank, size), name_(name) {}
+CheckedBackend::CheckedBackend(const char* name, int rank, int size, c10::Device device)
+    : Backend(rank, size), name_(name), device_(device) {}
 
 Request CheckedBackend::request(Kind kind, OpType op_type, const char* collective,
                                 std::chrono::milliseconds timeout) const {
-  return Request({name_, collective, rank_, size_}, kind, op_type,
+  return Request({name_, collective, rank_, size_, device_}, kind, op_type,
                  timeout == c10d::kUnsetTimeout || timeout == kNoTimeout ? timeout_ : timeout);
 }
 

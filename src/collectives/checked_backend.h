@@ -17,7 +17,9 @@ namespace dtorch {
 // its tensors may be touched again after the Work's wait().
 class CheckedBackend : public c10d::Backend {
  public:
-  CheckedBackend(const char* name, int rank, int size);
+  // For tensors on `device`.
+  CheckedBackend(const char* name, int rank, int size,
+                 c10::Device device = c10::Device(c10::kCPU));
 
   const std::string getBackendName() const override { return name_; }
   // For collectives issued from now on; 30 minutes at first.
@@ -79,7 +81,6 @@ class CheckedBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> barrier(
       const c10d::BarrierOptions& opts = c10d::BarrierOptions()) override;
 
- protected:
   // Issue a checked request without waiting for any other member.
   virtual c10::intrusive_ptr<c10d::Work> start(Request&& request) = 0;
 
@@ -89,6 +90,7 @@ class CheckedBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> launch(Request&& request);
 
   const char* name_;
+  const c10::Device device_;
   std::chrono::milliseconds timeout_ = kBackendDefaultTimeout;
 };
 

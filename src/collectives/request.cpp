@@ -1,5 +1,6 @@
 #include "collectives/request.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
@@ -10,7 +11,20 @@ namespace dtorch {
 namespace {
 
 bool is_dense(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// Contiguous memory of the tensor's size that the CPU can use: pinned for one on an accelerator.
+at::Tensor stand_in_for(const at::Tensor& tensor) {
+  const auto options = tensor.options().memory_format(at::MemoryFormat::Contiguous);
+  if (tensor.is_cpu()) return at::empty(tensor.sizes(), options);
+  // Not at::empty's pin_memory, which asks for the one accelerator that torch was built for.
+  const size_t bytes = tensor.numel() * tensor.element_size();
+  c10::Storage pinned(c10::Storage::use_byte_size_t(), bytes,
+                      at::getHostAllocator(tensor.device().type())->allocate(bytes), nullptr,
+                      /*resizable=*/false);
+  return at::empty({0}, options.device(at::kCPU))
+      .set_(std::move(pinned), 0, tensor.sizes(), c10::contiguous_strides(tensor.sizes()));
 }
 
 // Reading the address through the const accessor leaves a copy-on-write tensor shared;
@@ -39,8 +53,9 @@ Request::Request(Caller caller, Kind kind, c10d::OpType op_type,
 
 at::Tensor Request::dense_copy(const at::Tensor& tensor) const {
   at::AutoDispatchBelowADInplaceOrView guard;
-  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous))
-      .copy_(tensor);
+  // A copy off an accelerator that is not waited for may conjugate before the data has come.
+  return stand_in_for(tensor).copy_(
+      tensor.is_cpu() ? tensor : tensor.resolve_conj().resolve_neg(), /*non_blocking=*/true);
 }
 
 void Request::add(std::vector<Added>& list, std::vector<Block>& blocks, const at::Tensor& dense,
@@ -69,9 +84,8 @@ void Request::writes_split(const at::Tensor& tensor, const std::vector<int64_t>&
     return;
   }
   at::AutoDispatchBelowADInplaceOrView guard;
-  const at::Tensor stand_in = at::empty(
-      tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-  staged_.emplace_back(stand_in, tensor);
+  const at::Tensor stand_in = stand_in_for(tensor);
+  staged_.push_back({stand_in, tensor});
   add(outputs_, out, stand_in, counts);
 }
 
@@ -92,7 +106,7 @@ void Request::updates(const at::Tensor& tensor) {
     tensor.mutable_data_ptr();
   } else {
     dense = dense_copy(tensor);
-    staged_.emplace_back(dense, tensor);
+    staged_.push_back({dense, tensor});
   }
   add(inputs_, in, dense, {dense.numel()});
   add(outputs_, out, dense, {dense.numel()});

@@ -20,6 +20,8 @@ struct Caller {
   const char* collective;
   int rank;
   int size;
+  // Where the caller's tensors must be.
+  c10::Device device = c10::Device(c10::kCPU);
 
   std::string text() const;
 };
@@ -47,6 +49,12 @@ struct Block {
 // Block source for recv: any member.
 constexpr int kAnySource = -1;
 
+// A tensor that blocks point into, and the caller's tensor for which it stands.
+struct StandIn {
+  at::Tensor dense;
+  at::Tensor callers;
+};
+
 // One member's side of one collective: checked, on the CPU, contiguous. With `size` members
 // and n coalesced tensors, the blocks are
 //
@@ -59,7 +67,8 @@ constexpr int kAnySource = -1;
 //     all_to_all                      size         size
 //     send / recv                     1 / 0        0 / 1
 //
-// The request keeps the memory of its blocks alive until finish().
+// The request keeps the memory of its blocks alive until finish(). Of tensors on an accelerator
+// the blocks are in pinned memory, to which copies are under way on the current stream.
 class Request {
  public:
   Request(Caller caller, Kind kind, c10d::OpType op_type, std::chrono::milliseconds timeout);
@@ -94,6 +103,8 @@ class Request {
   // Give inputs that share memory with an output memory of their own. Called once all
   // tensors are added.
   void separate();
+  // Leave it to the caller to bring staged results to its tensors; finish() then does not.
+  std::vector<StandIn> take_staged() { return std::exchange(staged_, {}); }
   // Bring staged results to the caller's tensors and let go of the memory.
   void finish();
 
@@ -112,8 +123,7 @@ class Request {
 
   std::vector<Added> inputs_;
   std::vector<Added> outputs_;
-  // Contiguous stand-in, the caller's tensor.
-  std::vector<std::pair<at::Tensor, at::Tensor>> staged_;
+  std::vector<StandIn> staged_;
 };
 
 }  // namespace dtorch

@@ -61,7 +61,6 @@ class ThreadBackend : public CheckedBackend {
 
   void abort() override;
 
- protected:
   c10::intrusive_ptr<c10d::Work> start(Request&& request) override;
 
  private:

@@ -13,6 +13,7 @@ from datetime import timedelta
 import torch
 from mpi4py import MPI
 
+from dtorch_mpi._collectives import host_staged
 from dtorch_mpi._mpi_collectives import MPIBackend
 
 from .conformance import load
@@ -31,9 +32,17 @@ def main():
     parser.add_argument("output")
     parser.add_argument("--largest", type=int, help="bytes of one plain message")
     parser.add_argument("--without-large", action="store_true", help="no case of megabytes")
+    parser.add_argument("--host-staged", action="store_true",
+                        help="tensors on a simulated GPU that all ranks share, and no violations")
     parser.add_argument("--only", default="", help="comma-separated beginnings of case names")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.host_staged:
+        import simulated_gpu
+
+        from .staged_members import DEVICE, LEFT_OUT, on_gpu
+
+        simulated_gpu.load(devices=1)
 
     world = MPI.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
@@ -44,15 +53,22 @@ def main():
             arguments.only or "only_by_name" not in case.needs)
         if arguments.without_large and LARGE.search(name):
             continue
+        if arguments.host_staged and name in LEFT_OUT:
+            continue
         if not wanted or case.needs & LACKS.keys() or size < case.min_size:
             continue
         # A fresh communicator for each: a case that fails leaves its own out of step.
         backend = MPIBackend(world, **options)
+        if arguments.host_staged:
+            simulated_gpu.reset()
+            backend, case = host_staged(backend, DEVICE), on_gpu(case)
         backend.set_timeout(timedelta(seconds=60 if arguments.only else 10))
         start = time.monotonic()
         failure = None
         try:
             case.run(backend, rank, size)
+            if arguments.host_staged:
+                assert not (found := simulated_gpu.violations()), "\n".join(found)
         except BaseException:
             failure = traceback.format_exc()
         del backend

@@ -1,5 +1,6 @@
 """PyTorch's NCCL backend runs the same cases, a thread and a GPU for each member."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -8,6 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dtorch_mpi._collectives import ThreadGroups, make_group
+from dtorch_mpi.device_groups import SHUTDOWN_SECONDS, DeviceGroups
+from dtorch_mpi.launch.placement import worker_device
+
+from .calls import allreduce, assert_equal
 from .conformance import load
 from .members import run_in_threads
 
@@ -66,3 +72,30 @@ def test_conformance(case, size):
             backend.abort()
 
     run_in_threads(replace(case, body=on_own_gpu), backends, abort)
+
+
+@pytest.mark.parametrize("size", range(1, min(NUM_GPUS, 4) + 1) or [1])
+def test_workers_with_gpus_of_their_own(size):
+    """The maker of groups gives them NCCL, and those on one GPU host memory."""
+    devices = [torch.device("cuda", index) for index in [*range(size), 0]]
+    inner = ThreadGroups()
+    groups = DeviceGroups([worker_device(device) for device in devices], inner.maker(),
+                          dist.HashStore(), inner.abort)
+    maker = groups.maker()
+
+    def member(worker, workers):
+        torch.cuda.set_device(devices[worker])
+        backend = make_group(maker, workers, workers.index(worker))
+        tensor = torch.full((1000,), 1.0 + worker, device=devices[worker])
+        allreduce(backend, [tensor]).wait()
+        return backend.name(), tensor.cpu()
+
+    with ThreadPoolExecutor(size + 1) as pool:
+        for workers, name in (list(range(size)), "nccl"), ([0, size], "dtorch-host-staged"):
+            for got, total in pool.map(member, workers, [workers] * len(workers)):
+                assert got == name
+                expected = sum(1.0 + worker for worker in workers)
+                assert_equal(total, torch.full((1000,), expected))
+    start = time.monotonic()
+    groups.shutdown()
+    assert time.monotonic() - start < SHUTDOWN_SECONDS, "some group could not end"

@@ -31,6 +31,7 @@ def test_job_of_ranks(tmp_path):
     first, second = ended.err.splitlines()
     assert re.fullmatch(
         r"\[rank 0/3 \S+\] INFO dtorch_mpi: dtorch-mpi 0.1.0: 2 workers on 1 host, "
+        r"on CPUs \(no GPU seen\), "
         rf"{CPUS + 1} threads each \(from OMP_NUM_THREADS\), "
         "values come back by shared memory", first)
     assert re.match(r"\[rank 0/3 \S+\] WARNING dtorch_mpi: 2 workers on host ", second)

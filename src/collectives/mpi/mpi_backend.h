@@ -32,7 +32,6 @@ class MPIBackend : public CheckedBackend {
   // Wait for all that is under way.
   void shutdown() override;
 
- protected:
   c10::intrusive_ptr<c10d::Work> start(Request&& request) override;
 
  private:
