@@ -5,6 +5,8 @@ import threading
 import time
 from collections import Counter, deque
 
+import torch
+
 from . import _controller, _core
 from .engine import Engine, issuing_to
 from .errors import WorkerError
@@ -16,12 +18,14 @@ class Runtime:
     """Rank 0's side: the graphs' engines, and the requests under way.
 
     hosted: the ThreadWorkers of this process, or None. links_of: the function that makes links to
-    the workers for the graph of a number.
+    the workers for the graph of a number. devices: the WorkerDevice of each worker.
     """
 
-    def __init__(self, settings, hosted, links_of, num_workers, stop_workers):
+    def __init__(self, settings, hosted, links_of, devices, stop_workers):
         self.settings = settings
-        self.num_workers = num_workers
+        self.num_workers = len(devices)
+        kinds = {torch.device(worker.device).type for worker in devices}
+        self.device_kind = max(kinds, key=lambda kind: kind != "cpu")  # where they compute
         self._hosted = hosted
         self._stop_workers = stop_workers
         self._links_of = links_of
@@ -44,6 +48,8 @@ class Runtime:
     def start(self):
         from .fusion.agreement import AgreedKernels
 
+        _core.set_workers_device(self.device_kind)
+        torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype(self.device_kind))
         self.main.start(AgreedKernels(self))
 
     def open_graph(self, number, settings):

@@ -10,6 +10,8 @@ import traceback
 
 from . import _core, _worker, stop_requests
 from ._collectives import delay_collectives
+from .device_graphs import captures_for
+from .device_groups import DeviceGroups, any_nccl, share_store
 from .job import Runtime
 from .kernels.graph_hosting import GraphHost
 from .launch.agreement import check_agreement, gather
@@ -17,7 +19,14 @@ from .launch.announcement import Place, announce
 from .launch.cpus import affinity, ranges, worker_threads
 from .launch.guard import check_extensions, check_launcher, check_world
 from .launch.library import loaded_library
-from .launch.placement import cohost_default, device_for, visible_gpus
+from .launch.placement import (
+    WorkerDevice,
+    check_devices,
+    cohost_default,
+    device_for,
+    visible_gpus,
+    worker_device,
+)
 from .log import LOGGER
 from .thread_workers import ThreadWorkers
 from .watching import flight_record, watcher
@@ -66,31 +75,39 @@ def start(settings, launch):
     num_nodes = len(set(leaders))
     cohost = settings.cohost
     if cohost is None:
-        cohost = cohost_default(len(on_first), visible_gpus())
+        gpus = 0 if settings.device == "cpu" else visible_gpus()
+        cohost = cohost_default(len(on_first), gpus)
     cohost = comm.bcast(bool(cohost))
     first_rank = 0 if cohost else 1
     ranks = list(range(first_rank, comm.size))
     same_node = [leaders[rank] == leaders[0] for rank in ranks]
     board = _mpi.SharedMemory(node, SHARED_BYTES) if leaders[comm.rank] == leaders[0] else None
-    maker = _mpi.group_maker(comm, first_rank)
     folder = watcher.job_folder()
     stop_requests.join_job(comm.Dup(), folder)
     delay_collectives(settings.collective_delay_us)
     of_node = [rank for rank in ranks if leaders[rank] == leader]
+    own = None
+    if comm.rank in ranks:
+        own = worker_device(device_for(of_node.index(comm.rank), settings.device))
+    devices = [WorkerDevice(*told) for told in gather(comm, own)[first_rank:]]
+    check_devices(settings.device, devices)
+    store = None
+    if any_nccl(devices):
+        store = share_store(comm, first_rank, same_node=leader == leaders[first_rank])
+    groups = DeviceGroups(devices, _mpi.group_maker(comm, first_rank), store)
     on_node = [index for index, other in enumerate(leaders) if other == leader]
     masks = dict(zip(on_node, node.allgather(affinity()), strict=True))
     threads = worker_threads(settings.threads, [masks.pop(rank) for rank in of_node],
                              *masks.values())
-    _announce(comm, settings, leader, threads, ranks, same_node)
+    _announce(comm, settings, leader, threads, ranks, same_node, devices)
     threads = threads.number
     worker = comm.rank - first_rank
     if comm.rank > 0:
-        device = device_for(of_node.index(comm.rank))
         LOGGER.info("worker %d: %s, %d threads an operator, CPUs %s",
-                    worker, device, threads, ranges(affinity()))
+                    worker, own.device, threads, ranges(affinity()))
         try:
-            _serve(comm, worker, str(device), ranks, board, maker, settings, threads, folder,
-                   num_nodes)
+            _serve(comm, worker, own.device, ranks, board, groups, settings, threads,
+                   folder, num_nodes)
         except BaseException as error:
             # Rank 0 and the others would wait for this one for ever.
             traceback.print_exc()
@@ -101,7 +118,8 @@ def start(settings, launch):
     _begin_flight(comm, folder, "client", settings, num_nodes, by_client=not cohost)
     hosted = None
     if cohost:
-        hosted = ThreadWorkers(0, 1, len(ranks), settings, threads, maker, in_flight=True)
+        hosted = ThreadWorkers(0, [own.device], len(ranks), settings, threads, groups.maker(),
+                               in_flight=True)  # fmt: skip
     remote = None  # the main graph's link
 
     def links_of(graph):
@@ -121,6 +139,7 @@ def start(settings, launch):
         # Futures that the program still holds: a worker that has yet to send can't leave.
         while remote is not None and not remote.receive_all(0.1):
             pass
+        groups.shutdown()  # after that: a worker that has yet to send does not come to it
         own = comm.rank
         _finish(comm, remote, board)
         if running.leaves_last:
@@ -130,24 +149,24 @@ def start(settings, launch):
         """Whether all ranks could leave in good order within seconds."""
         return _finish(comm, remote, board, limit=3)
 
-    running = Runtime(settings, hosted, links_of, len(ranks), stop)
+    running = Runtime(settings, hosted, links_of, devices, stop)
     running.end_job = end_failed_job
     running.first_rank = first_rank
     running.start()
     return running
 
 
-def _announce(comm, settings, leader, threads, ranks, same_node):
+def _announce(comm, settings, leader, threads, ranks, same_node, devices):
     """Say on rank 0 what the workers have. Collective."""
     places = gather(comm, [leader, socket.gethostname(), sorted(affinity()), *threads])
     if comm.rank > 0:
         return
     workers = []
-    for rank, near in zip(ranks, same_node, strict=True):
+    for rank, near, device in zip(ranks, same_node, devices, strict=True):
         node, host, cpus, number, source = places[rank]
         shared = near and settings.home != "network"
         home = "memory" if rank == 0 else "shared" if shared else "network"
-        workers.append(Place(node, host, frozenset(cpus), number, source, home))
+        workers.append(Place(node, host, frozenset(cpus), number, source, home, device))
     announce(workers)
 
 
@@ -167,18 +186,20 @@ def abort(code):
         MPI.COMM_WORLD.Abort(code)
 
 
-def _serve(comm, worker, device, ranks, board, maker, settings, threads, folder, num_nodes):
+def _serve(comm, worker, device, ranks, board, groups, settings, threads, folder, num_nodes):
     from . import _mpi
 
     # Rank 0 decides what a Ctrl-C means; the launcher sends it to all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serving = None  # the main graph's
+    maker = groups.maker()
 
     def make(index, graph, one_stream):
         link = _mpi.MPIWorkerLink(comm, index, ranks, board, settings.spins, graph)
         made = _worker.Worker(
             index, device, socket.gethostname(), link.worker_end(), maker, num_workers=len(ranks),
             one_stream=one_stream, graph=graph, beside=serving,
+            captures=captures_for(device, settings.cuda_graphs),
         )  # fmt: skip
 
         if graph != 0:
@@ -204,6 +225,7 @@ def _serve(comm, worker, device, ranks, board, maker, settings, threads, folder,
     graphs.stop()
     graphs.join()
     drain()
+    groups.shutdown()
     _finish(comm, None, board)
     # Rank 0's exit code is the job's. When it is not 0, launchers end whoever is still there, and
     # srun would give the code of that signal.

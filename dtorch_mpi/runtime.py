@@ -90,17 +90,27 @@ def _check_running(given):
 
 
 def _start_threads(settings):
+    from torch.distributed import HashStore
+
     from ._collectives import ThreadGroups, delay_collectives
+    from .device_groups import DeviceGroups, any_nccl
     from .launch.announcement import Place, announce
     from .launch.cpus import affinity, worker_threads
+    from .launch.placement import check_devices, device_for, worker_device
 
     delay_collectives(settings.collective_delay_us)
-    groups = ThreadGroups()
+    devices = [worker_device(device_for(index, settings.device))
+               for index in range(settings.workers)]
+    check_devices(settings.device, devices)
+    by_threads = ThreadGroups()
+    groups = DeviceGroups(devices, by_threads.maker(), HashStore() if any_nccl(devices) else None,
+                          by_threads.abort)  # fmt: skip
     mask = affinity()
     threads = worker_threads(settings.threads, [mask] * settings.workers)
-    hosted = ThreadWorkers(0, settings.workers, settings.workers, settings, threads.number,
-                           groups.maker())  # fmt: skip
-    announce([Place(0, socket.gethostname(), mask, *threads, "memory")] * settings.workers)
+    hosted = ThreadWorkers(0, [worker.device for worker in devices], settings.workers, settings,
+                           threads.number, groups.maker())  # fmt: skip
+    host = socket.gethostname()
+    announce([Place(0, host, mask, *threads, "memory", device) for device in devices])
     dog = None
     if seconds := settings.watchdog_seconds:
         dog = ThreadWatchdog(lambda: hosted.all_workers, settings.workers, seconds)
@@ -109,9 +119,9 @@ def _start_threads(settings):
         if dog is not None:
             dog.stop()
         hosted.join()
+        groups.shutdown()
 
-    running = Runtime(settings, hosted, lambda graph: [hosted.link_for(graph)], settings.workers,
-                      stop)
+    running = Runtime(settings, hosted, lambda graph: [hosted.link_for(graph)], devices, stop)
     running.groups = groups
     running.start()
     return running

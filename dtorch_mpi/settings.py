@@ -16,6 +16,9 @@ class Settings:
     """Worker threads when there is no launcher."""
     cohost: bool | None = None
     """Whether rank 0 hosts a worker too; unset: where its node has one rank a GPU."""
+    device: str = ""
+    """What workers compute on: cpu, or gpu, which is an error where a worker sees none. Empty: a
+    GPU where there is one."""
     max_records: int = 100_000
     """How many records the client may be ahead of the slowest worker."""
     max_bytes: int = 1 << 28
@@ -38,6 +41,8 @@ class Settings:
     streams: str = "communication"
     """one: workers do one thing at a time. communication: collectives go on beside computation.
     branches: in what is replayed, operators that do not depend on each other run at once, too."""
+    cuda_graphs: bool = False
+    """Whether workers on GPUs of CUDA run parts of what is replayed as CUDA graphs."""
     spins: int = 500
     """How often a waiting worker yields before it sleeps."""
     home: str = ""
@@ -72,6 +77,8 @@ class Settings:
                 f"streams is {self.streams!r}: expected one, communication or branches "
                 "(DTORCH_STREAMS)"
             )
+        if self.device not in ("", "cpu", "gpu"):
+            raise ValueError(f"device is {self.device!r}: expected cpu or gpu (DTORCH_DEVICE)")
         if self.home not in ("", "memory", "shared", "network"):
             raise ValueError(
                 f"home is {self.home!r}: expected memory, shared or network (DTORCH_HOME)"

@@ -4,17 +4,21 @@ import socket
 import threading
 
 from . import _transport, _worker
+from .device_graphs import captures_for
 from .kernels.graph_hosting import GraphHost
 
 
 class ThreadWorkers:
     """Worker threads of this process and the links to them.
 
-    num_workers: of the job. in_flight: whether they write this process's flight record.
+    devices: one for each of them, by name. num_workers: of the job. in_flight: whether they write
+    this process's flight record.
     """
 
-    def __init__(self, first, count, num_workers, settings, num_threads, make_group, *,
+    def __init__(self, first, devices, num_workers, settings, num_threads, make_group, *,
                  in_flight=False):  # fmt: skip
+        count = len(devices)
+        self._devices = devices
         self._first, self._count = first, count
         self._num_workers = num_workers
         self._settings = settings
@@ -47,9 +51,10 @@ class ThreadWorkers:
     def _make(self, index, graph, one_stream):
         at = index - self._first
         made = _worker.Worker(
-            index, "cpu", socket.gethostname(), self._links[graph].worker_end(at),
+            index, self._devices[at], socket.gethostname(), self._links[graph].worker_end(at),
             self._make_group, num_workers=self._num_workers, one_stream=one_stream, graph=graph,
             beside=None if graph == 0 else self.workers[at],
+            captures=captures_for(self._devices[at], self._settings.cuda_graphs),
         )  # fmt: skip
         if self._in_flight:
             made.note_flight()

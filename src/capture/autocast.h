@@ -1,7 +1,10 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 namespace dtorch {
 
-void register_autocast();
+// Has autocast follow the lists of this kind of device. Not while operators are issued.
+void register_autocast(c10::DeviceType workers);
 
 }  // namespace dtorch

@@ -37,6 +37,7 @@ cdef extern from *:
     #include "capture/definitions.h"
     #include "capture/python_hooks.h"
     #include "capture/record_queue.h"
+    #include "capture/workers_device.h"
     #include "tensor/device.h"
     #include "tensor/generator.h"
     #include "tensor/slot.h"
@@ -75,7 +76,12 @@ cdef extern from *:
         },
       });
       dtorch::register_capture();
-      dtorch::register_autocast();
+      dtorch::register_autocast(dtorch::workers_device);
+    }
+    static void dtorch_set_workers_device(const std::string& type) {
+      const auto known = c10::Device(type).type();
+      if (known == dtorch::workers_device.exchange(known)) return;
+      dtorch::register_autocast(known);
     }
     static void dtorch_open_queue(dtorch::RecordQueue& queue) {
       queue.while_waiting = [] { dtorch::check_workers(); };
@@ -107,6 +113,7 @@ cdef extern from *:
     }
     """
     void dtorch_register() except +
+    void dtorch_set_workers_device(const string&) except +
     void dtorch_end_with(int instead_of, int code)
     void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
     object dtorch_default_generator() except +
@@ -276,6 +283,11 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
         RecordQueue* home
     Slot& slot_of(const Tensor&) except +
     cbool on_workers(const Tensor&)
+
+
+def set_workers_device(str type):
+    """Tell what kind of device the workers compute on: cpu, cuda and so on. When a job starts."""
+    dtorch_set_workers_device(type.encode())
 
 
 def register(*, read, describe, shard, elements, sizes, start, drain, synchronize, measure,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 
+#include "device/pinned.h"
 #include "random/part.h"
 
 namespace dtorch {
@@ -36,7 +37,8 @@ inline at::Tensor fillable(const at::Tensor& self) {
 }
 
 inline void finish(const at::Tensor& self, const at::Tensor& filled) {
-  if (!filled.is_same(self)) self.copy_(filled);
+  if (filled.is_same(self)) return;
+  self.is_cpu() ? void(self.copy_(filled)) : copy_to_device(filled, self);
 }
 
 // A transform makes kPerBlock values of each block: transform(words, count of blocks, values).

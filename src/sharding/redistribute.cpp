@@ -250,7 +250,10 @@ PendingTensor start_redistribute(const at::Tensor& local, std::span<const int64_
       current[step.axis] = Placement::replicate();
       whole = local_sizes(global_sizes, mesh.shape, current, member.coordinate)[step.from.dim];
     }
+    auto earlier = std::move(result.earlier);
+    if (result.work) earlier.push_back(result.work);
     result = take(step, result.get(), whole, axis);
+    result.earlier = std::move(earlier);
     current[step.axis] = step.to;
   }
   return result;

@@ -45,6 +45,9 @@ std::vector<RedistributeStep> plan_redistribute(const Placements& from, const Pl
 struct PendingTensor {
   c10::intrusive_ptr<c10d::Work> work;
   std::function<at::Tensor()> finish;
+  // Those of the steps before, which a device may still be at: waiting for them there does not hold the
+  // host up.
+  std::vector<c10::intrusive_ptr<c10d::Work>> earlier;
 
   // Raises what the collective raised.
   at::Tensor get() {

@@ -43,7 +43,7 @@ struct WorkerLink {
   bool (*receive)(void* self, Batch* batch, int64_t microseconds) = nullptr;
   // This worker's part of a transfer; waits for it. False where none of this number will come.
   bool (*fetch)(void* self, uint64_t number, at::Tensor* part) = nullptr;
-  // False where the promise names a place outside of rank 0's memory for replies, or one too small
+  // From any thread. False where the promise names a place outside of rank 0's memory for replies, or one too small
   // for the value; a failure fits in any.
   bool (*reply)(void* self, const PromiseName* promise, const Reply* reply) = nullptr;
   // How far this worker has come: all records before `records` are executed.

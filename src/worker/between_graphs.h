@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "device/streams.h"
 #include "sharding/redistribute.h"
 #include "transport/backoff.h"
 #include "transport/link.h"
@@ -67,6 +68,14 @@ class WorkerGraphs {
     return now > begun || (now == begun && executed_[graph].load(std::memory_order_acquire) >= records);
   }
 
+  // Has a graph's stream wait for what another one of that number has issued so far. What was executed
+  // is known by then to be issued.
+  void order(const DeviceStreams& later, uint32_t graph) {
+    if (!later.exist()) return;
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (compute_[graph]) DeviceStreams::order(later.compute(), *compute_[graph]);
+  }
+
   // ---- tensors on their way ----------------------------------------------------------------------
   void hand_over(uint64_t ticket, HandedOver tensor) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -110,10 +119,11 @@ class WorkerGraphs {
   Turns turns;
 
   // A graph begins: its records are counted anew.
-  void add(uint32_t graph) {
+  void add(uint32_t graph, const DeviceStreams& streams) {
     std::lock_guard<std::mutex> guard(mutex_);
     if (graph >= kMaxGraphs) Reader::fail("a graph number beyond the last");
     ++num_graphs_;
+    if (streams.exist()) compute_[graph] = streams.compute();
     executed_[graph].store(0, std::memory_order_relaxed);
     begun_[graph].fetch_add(1, std::memory_order_release);
   }
@@ -123,6 +133,7 @@ class WorkerGraphs {
   std::array<std::atomic<uint32_t>, kMaxGraphs> begun_{};
   std::mutex mutex_;
   size_t num_graphs_ = 0;  // that there were so far
+  std::array<std::optional<c10::Stream>, kMaxGraphs> compute_;  // by graph, on an accelerator
   std::unordered_map<uint64_t, HandedOver> handed_over_;
   std::vector<Spoiling> spoilings_;
   std::atomic<size_t> num_spoilings_{0};

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include "device/pinned.h"
 #include "sharding/transfer.h"
 #include "worker/state.h"
 
@@ -105,7 +106,9 @@ inline PendingTensor start_transfer(WorkerState& state, const at::Tensor& local,
       const auto whole = box_of(sizes, from, coordinate_of(*from.mesh, source));
       char head[MessageHead::kBytes];
       MessageHead::write(failure, head);
-      message.narrow(0, 0, MessageHead::kBytes).copy_(at::from_blob(head, {MessageHead::kBytes}, at::kByte));
+      const auto begin = message.narrow(0, 0, MessageHead::kBytes);
+      const auto content = at::from_blob(head, {MessageHead::kBytes}, at::kByte);
+      state.streams.exist() ? copy_to_device(content, begin) : void(begin.copy_(content));
       body_of(message, dtype, box).copy_(part_of(local, whole, box));
     }
     c10::intrusive_ptr<c10d::Work> work;
@@ -131,7 +134,7 @@ inline PendingTensor start_transfer(WorkerState& state, const at::Tensor& local,
             auto result = at::empty(whole.sizes, at::TensorOptions().dtype(dtype).device(device));
             for (const auto& [work, message, box] : arriving) {
               if (work) work->wait();
-              const auto head = message.narrow(0, 0, MessageHead::kBytes).cpu();
+              const auto head = on_host(message.narrow(0, 0, MessageHead::kBytes));
               if (auto failure = MessageHead::read(static_cast<const char*>(head.const_data_ptr()))) {
                 throw FailedElsewhere(std::move(failure));
               }

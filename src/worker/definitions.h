@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "worker/failure.h"
@@ -12,6 +13,11 @@ namespace dtorch {
 inline const std::unordered_set<std::string_view> kWritesOver = {
     "aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_",
     "aten::_foreach_copy_", "aten::_foreach_zero_"};
+
+// What stands in on accelerators for operators that only the CPU has (worker/attention.cpp).
+inline const std::unordered_map<std::string_view, const char*> kOnAccelerators = {
+    {"aten::_scaled_dot_product_flash_attention_for_cpu", "dtorch::attention"},
+    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", "dtorch::attention_backward"}};
 
 inline void define_operator(WorkerState& state, Reader& reader, uint32_t number) {
   constexpr uint32_t kMost = 1 << 15;
@@ -31,6 +37,9 @@ inline void define_operator(WorkerState& state, Reader& reader, uint32_t number)
   entry.name = overload.empty() ? name : name + "." + overload;
   if (is_known) {
     entry.handle = op;
+    if (const auto own = kOnAccelerators.find(name); own != kOnAccelerators.end() && !state.device.is_cpu()) {
+      entry.handle = dispatcher.findOp({own->second, ""});
+    }
     entry.draws_by_place = random.has_value();
     entry.unchecked = UncheckedArguments(op->schema());
     entry.writes_over = kWritesOver.contains(name);

@@ -27,14 +27,14 @@ inline std::string first_part(const char* what) {
   return end == std::string::npos ? text : text.substr(0, end);
 }
 
+// What failed, with where the worker is in the program.
+inline Failure place_of(const WorkerState& state, std::string text) {
+  return {std::move(text), state.site, record_of_graph(state.graph, state.record), state.worker, state.host};
+}
+
 inline FailurePtr make_failure(WorkerState& state, const std::string& text) {
   constexpr size_t kMostUnreported = 1000, kMostText = 3000;
-  auto failure = std::make_shared<Failure>();
-  failure->text = text.substr(0, kMostText);
-  failure->site = state.site;
-  failure->record = record_of_graph(state.graph, state.record);
-  failure->worker = state.worker;
-  failure->host = state.host;
+  auto failure = std::make_shared<Failure>(place_of(state, text.substr(0, kMostText)));
   ++state.num_failures;
   if (state.unreported.size() < kMostUnreported) {
     state.unreported.push_back(failure);

@@ -59,6 +59,7 @@ inline void wait_for_graph(WorkerState& state, Reader& reader, uint32_t graph, u
   const auto records = static_cast<uint64_t>(reader.int_value());
   if (graph >= kMaxGraphs || graph == state.graph) Reader::fail("a wait for a graph that does not exist");
   wait_until(state, [&] { return state.graphs->has_executed(graph, begun, records); });
+  state.graphs->order(state.streams, graph);
   hear_of_spoilings(state);
 }
 
@@ -69,7 +70,8 @@ inline void export_slot(WorkerState& state, Reader& reader, uint32_t number) {
                                    entry.state == SlotEntry::State::kAbsent});
 }
 
-inline void import_slot(WorkerState& state, Reader& reader, uint32_t number) {
+inline void import_slot(WorkerState& state, Reader& reader, uint32_t graph, uint32_t number) {
+  if (graph >= kMaxGraphs) Reader::fail("an import from a graph that does not exist");
   const auto ticket = static_cast<uint64_t>(reader.int_value());
   std::optional<HandedOver> found;
   wait_until(state, [&] {
@@ -77,6 +79,8 @@ inline void import_slot(WorkerState& state, Reader& reader, uint32_t number) {
     return found.has_value();
   });
   if (!found) return;
+  state.graphs->order(state.streams, graph);
+  if (state.streams.exist()) DeviceStreams::keep_for(state.streams.compute(), found->tensor);
   hear_of_spoilings(state);
   auto& entry = state.slot(number);
   entry = SlotEntry();

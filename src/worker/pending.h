@@ -85,6 +85,22 @@ inline void fail_pending(WorkerState& state, const std::exception& error, Pendin
   value->tensor = {nullptr, [] { return at::Tensor(); }};
 }
 
+// Failures of what a device does show up later, when a value is read that came behind.
+inline void forget_ended(std::vector<DeviceCollective>* collectives) {
+  std::erase_if(*collectives, [](const auto& one) { return one.work->isCompleted() && !one.work->exception(); });
+}
+
+inline void note_collectives(WorkerState& state, const PendingTensor& tensor) {
+  if (C10_LIKELY(!state.streams.exist())) return;
+  constexpr size_t kMany = 64;
+  if (state.collectives.size() > kMany) forget_ended(&state.collectives);
+  const auto note = [&](const c10::intrusive_ptr<c10d::Work>& work) {
+    state.collectives.push_back({work, place_of(state, "redistribute: ")});
+  };
+  for (const auto& work : tensor.earlier) note(work);
+  if (tensor.work) note(tensor.work);
+}
+
 inline PendingValue start(WorkerState& state, const Redistribution& read) {
   const WaitNote note(*state.activity, Activity::kOthers, state.site);
   PendingValue value = new_pending(state, read);
@@ -95,11 +111,13 @@ inline PendingValue start(WorkerState& state, const Redistribution& read) {
       at::Tensor local;
       if (read.member != nullptr) local = own_part(state, read, &failure);
       value.tensor = start_transfer(state, local, failure, read.dtype, read.sizes, *read.from, *read.to);
+      note_collectives(state, value.tensor);
       return value;
     }
     const auto local = own_part(state, read, &value.failure);
     value.tensor = start_redistribute(local, read.sizes, *read.to->mesh, *read.member, read.before,
                                       read.to->placements);
+    note_collectives(state, value.tensor);
     if (!value.tensor.work) {
       auto result = value.tensor.finish();
       if (result.is_same(local) && !read.into) result = result.clone();
@@ -131,6 +149,7 @@ inline void start_together(WorkerState& state, const std::vector<Redistribution>
     take_turn(state);
     for (size_t i = 0; i < reads.size(); ++i) parts.push_back(own_part(state, reads[i], &(*values)[i].failure));
     auto tensors = start_bucket(parts, *first.to->mesh, *first.member, first.before, first.to->placements);
+    note_collectives(state, tensors.front());
     for (size_t i = 0; i < reads.size(); ++i) (*values)[i].tensor = std::move(tensors[i]);
   } catch (const WireError&) {
     throw;

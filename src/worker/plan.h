@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "wire/window.h"
+#include "worker/captured_part.h"
 #include "worker/definitions.h"
 #include "worker/state.h"
 
@@ -41,6 +42,7 @@ struct Stretch {
   Window window;
   std::vector<uint32_t> tensors;  // by tensor of the window: which it is of the plan's
   std::vector<BoundOperator> operators;  // one a record
+  std::vector<bool> varies;  // by record: whether its numbers have changed from run to run
 };
 
 // Records that take the place of some of the program's.
@@ -51,11 +53,6 @@ struct Region {
   // By the plan's number: what fused kernels in it read that is there before, and what kernels
   // over lists (also) write.
   std::vector<uint32_t> fused, written;
-};
-
-// A record of a plan as it runs. region: 0 for one of the program's own, else 1 and more.
-struct Place {
-  uint32_t region, record;
 };
 
 // Redistributions that may begin before another record runs: together, where they can.
@@ -98,6 +95,16 @@ struct WorkerPlan {
     return uint64_t{regions[place.region - 1].first} << 32 | place.record;
   }
 
+  uint32_t runs = 0;  // as it is rewritten
+  std::vector<CapturedPart> captured;  // once it is divided
+  bool is_divided = false;
+
+  // Captures anew.
+  void forget_captured() {
+    captured.clear();
+    is_divided = false;
+  }
+
   std::vector<uint32_t> slots;  // by tensor: where it lies on this worker
   std::vector<uint32_t> written;  // a record with this run's slots
 };
@@ -126,6 +133,7 @@ inline void read_records(Reader& reader, uint32_t words, const size_t* tensors, 
     if (tensors != nullptr && lives[tensor].slot >= *tensors) Reader::fail("a tensor that the plan does not have");
   }
   stretch->operators.resize(stretch->window.num_records());
+  stretch->varies.resize(stretch->window.num_records());
 }
 
 inline std::vector<uint32_t> read_slots(Reader& reader) {
@@ -298,6 +306,8 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
   }
   plan.slots = std::move(slots);
   plan.regions = std::move(regions);
+  plan.forget_captured();
+  plan.runs = 0;
   plan.early_starts.clear();
   for (const auto& early : early_starts) {
     check_place(plan, early.before);
@@ -332,25 +342,31 @@ inline void move_slots(WorkerState& state, Reader& reader) {
   }
 }
 
-inline void set_value(Stretch& stretch, uint32_t word, uint32_t value) {
+// Whether that makes another operator of one that was bound.
+inline bool set_value(Stretch& stretch, uint32_t word, uint32_t value) {
   const WordKind kind = stretch.window.kind(word);
   if (kind != WordKind::kValue && kind != WordKind::kValuePayload) Reader::fail("a change of what makes the plan");
   auto& known = stretch.window.words()[word];
   known = (known & ~varying(kind)) | (value & varying(kind));
-  auto& changed = stretch.operators[stretch.window.record_of(word)];
-  if (changed.state == BoundOperator::State::kBound) changed.state = BoundOperator::State::kStale;
+  const uint32_t record = stretch.window.record_of(word);
+  auto& changed = stretch.operators[record];
+  if (changed.state != BoundOperator::State::kBound) return false;
+  changed.state = BoundOperator::State::kStale;
+  stretch.varies[record] = true;
+  return true;
 }
 
 inline void set_value(WorkerPlan& plan, uint64_t word, uint32_t value) {
   if (word >= plan.stretch.window.words().size()) Reader::fail("a change beyond the end of the plan");
-  set_value(plan.stretch, static_cast<uint32_t>(word), value);
+  bool has_changed = set_value(plan.stretch, static_cast<uint32_t>(word), value);
   for (auto& region : plan.regions) {
     auto copy = std::lower_bound(region.values.begin(), region.values.end(),
                                  std::pair(static_cast<uint32_t>(word), 0u));
     for (; copy != region.values.end() && copy->first == word; ++copy) {
-      set_value(region.stretch, copy->second, value);
+      has_changed = set_value(region.stretch, copy->second, value) || has_changed;
     }
   }
+  if (has_changed) plan.forget_captured();
 }
 
 // Takes in what has changed since the last run.

@@ -4,9 +4,11 @@
 #pragma once
 
 #include "worker/bound_operator.h"
+#include "worker/captured.h"
 #include "worker/early_starts.h"
 #include "worker/record_note.h"
-#include "worker/streams.h"
+#include "worker/section_streams.h"
+#include "worker/section_threads.h"
 
 namespace dtorch {
 
@@ -67,6 +69,7 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
   update_plan(plan, reader);
   auto region = std::lower_bound(plan.regions.begin(), plan.regions.end(), first,
                                  [](const Region& region, uint32_t record) { return region.first < record; });
+  if (first == 0) ++plan.runs;
   const uint64_t before = state.record;
   EarlyStarts early(state, plan, first, last);
   const auto run = [&](Stretch& stretch, const Place& place, uint16_t flags) {
@@ -74,22 +77,37 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
     early.reach(position);
     if (!early.take(position)) run_record(state, plan, stretch, place.record, flags, general);
   };
-  // Runs what may run beside each other, if a section begins at this place and ends by `end`: returns
-  // where it ends.
+  // Runs what may run beside each other or as one graph, if such a part begins at this place and ends by
+  // `end`: returns where it ends.
   const auto run_section = [&](Stretch& stretch, const Place& place, uint32_t end, uint16_t flags) {
+    if (state.graph_maker) {
+      early.reach(plan.position(place));
+      if (const uint32_t next = run_captured(state, plan, place, end); next > place.record) return next;
+    }
     const Section* section = plan.sections.empty() ? nullptr : section_at(plan, place);
     if (section == nullptr || section->last() > end) return place.record;
     early.reach(plan.position(place));
-    SectionRun running(state, plan, *section);
-    if (!running.is_possible()) return place.record;
-    running.run();
-    for (uint32_t i = 0; i < section->operators.size(); ++i) {
-      if (!running.has_run(i)) run(stretch, {place.region, place.record + i}, flags);
-    }
-    return section->last();
+    const auto run_beside = [&](auto&& running) {
+      if (!running.is_possible()) return place.record;
+      running.run();
+      for (uint32_t i = 0; i < section->operators.size(); ++i) {
+        if (!running.has_run(i)) run(stretch, {place.region, place.record + i}, flags);
+      }
+      return section->last();
+    };
+    return state.streams.exist() ? run_beside(StreamedSectionRun(state, plan, *section))
+                                 : run_beside(ThreadedSectionRun(state, plan, *section));
   };
   for (uint32_t record = first; record < last && !state.stopped;) {
     state.record = before + (record - first);
+    if (state.graph_maker) {
+      early.reach(plan.position({0, record}));
+      if (const uint32_t next = run_captured(state, plan, {0, record}, last); next > record) {
+        record = next;
+        while (region != plan.regions.end() && region->first < record) ++region;
+        continue;
+      }
+    }
     if (region != plan.regions.end() && region->first == record) {
       const auto number = static_cast<uint32_t>(region - plan.regions.begin()) + 1;
       if (region->last <= last && is_usable(state, plan, *region)) {

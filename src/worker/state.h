@@ -12,6 +12,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include "device/streams.h"
 #include "profiling/timeline.h"
 #include "random/part.h"
 #include "sharding/table.h"
@@ -19,6 +20,8 @@
 #include "wire/flight.h"
 #include "wire/reader.h"
 #include "worker/between_graphs.h"
+#include "worker/captured_part.h"
+#include "worker/handover.h"
 #include "worker/unchecked.h"
 #include "worker/users_operator.h"
 
@@ -76,8 +79,8 @@ struct WorkerState {
               MakeGroup make_group, std::shared_ptr<WorkerGraphs> graphs, uint32_t graph)
       : worker(worker), num_workers(num_workers), device(device), host(std::move(host)),
         make_group(std::move(make_group)), graphs(std::move(graphs)), graph(graph),
-        generator(new_worker_generator()) {
-    this->graphs->add(graph);
+        streams(device, graph == 0), generator(new_worker_generator()) {
+    this->graphs->add(graph, streams);
   }
   ~WorkerState() {
     if (activity != &own_activity) flight_record().give_back(activity);
@@ -139,6 +142,7 @@ struct WorkerState {
   const MakeGroup make_group;
   const std::shared_ptr<WorkerGraphs> graphs;
   const uint32_t graph;
+  DeviceStreams streams;
   std::optional<uint32_t> turn;  // of the batch at hand
   bool has_turn = false;         // it has come
   size_t spoilings_seen = 0;     // of those of all graphs
@@ -156,7 +160,10 @@ struct WorkerState {
   Stack stack;
   std::vector<std::shared_ptr<WorkerPlan>> plans;  // by number
 
-  std::shared_ptr<StreamThreads> streams;  // those beside this thread, once there are any
+  std::shared_ptr<StreamThreads> stream_threads;  // those beside this thread, once there are any
+  std::unique_ptr<Handover> handover;             // once the device owes an answer
+  std::vector<DeviceCollective> collectives;      // that may go on there
+  std::shared_ptr<GraphMaker> graph_maker;        // null: parts of plans are not captured
   bool one_stream = false;    // collectives end before the next record runs
   bool notes_flight = false;  // writes this process's flight record
   Activity own_activity;
@@ -166,6 +173,7 @@ struct WorkerState {
   uint32_t site = 0;
   uint64_t num_operators = 0;
   uint64_t num_failures = 0;
+  uint64_t num_graphs_replayed = 0;
   std::atomic<bool> stopped{false};  // set by a shutdown record, or by another thread
   // Why the stream can't be followed any further: what comes after is lost.
   std::string broken;

@@ -7,11 +7,28 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/tensor.h>
 
+#include "device/pinned.h"
 #include "worker/failure.h"
 #include "worker/pending.h"
 #include "worker/slots.h"
 
 namespace dtorch {
+
+// A host tensor's content on the worker's device, for operators that are issued from now on.
+inline at::Tensor on_device(WorkerState& state, const at::Tensor& part) {
+  // On a stream of its own a copy goes beside computation, which small ones don't repay.
+  constexpr int64_t kBeside = 256 << 10;
+  const auto& compute = state.streams.compute();
+  const bool beside = part.nbytes() > kBeside;
+  const c10::StreamGuard guard(beside ? state.streams.upload() : compute);
+  auto made = at::empty_strided(part.sizes(), part.strides(), part.options().device(state.device));
+  copy_to_device(part, made);
+  if (beside) {
+    DeviceStreams::order(compute, state.streams.upload());
+    DeviceStreams::keep_for(compute, made);
+  }
+  return made;
+}
 
 inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
   const auto dtype = reader.dtype();
@@ -43,7 +60,7 @@ inline void upload(WorkerState& state, const WorkerLink& link, Reader& reader, u
     if (!link.fetch(link.self, transfer, &part)) Reader::fail("a transfer that never came");
     if (sharding != 0 && part.defined()) part = in_order(std::move(part), strides);
   }
-  if (part.defined() && !state.device.is_cpu()) part = part.to(state.device);
+  if (part.defined() && state.streams.exist()) part = on_device(state, part);
   put_tensor(state, number, std::move(part), sharding);
 }
 
@@ -74,15 +91,34 @@ inline void mark_reported(WorkerState& state, const FailurePtr& failure) {
   if (found != state.unreported.end()) take_unreported(state, found);
 }
 
-// Somebody waits for the answer, so whatever goes wrong is one. `make` fills it; false: this
-// worker owes none.
+inline DeviceGroups nccl_groups(const WorkerState& state) {
+  DeviceGroups found;
+  if (state.collectives.empty()) return found;
+  for (const auto& [number, member] : state.members) {
+    for (const auto& group : member.groups) {
+      if (group->getBackendName() == "nccl") found.push_back(group);
+    }
+  }
+  return found;
+}
+
+// Somebody waits for the answer, so whatever goes wrong is one. `make` fills it, and, where the device
+// has still to do its part, says when that is done; false: this worker owes none.
 template <class Make>
 void answer(WorkerState& state, const WorkerLink& link, Reader& reader, Make&& make) {
   const PromiseName promise = reader.promise();
   Reply reply;
+  std::optional<c10::Event> ready;
   bool owed = true;
   try {
-    owed = make(&reply);
+    owed = make(&reply, &ready);
+    if (owed && ready) {
+      if (!state.handover) state.handover = std::make_unique<Handover>(link);
+      forget_ended(&state.collectives);
+      state.handover->post({promise, std::move(reply), std::move(*ready),
+                            place_of(state, "reading a value: "), state.collectives, nccl_groups(state)});
+      return;
+    }
   } catch (const std::exception& error) {
     reply = Reply();
     reply.failure = make_failure(state, "reading a value: " + message_of(error));
@@ -91,13 +127,65 @@ void answer(WorkerState& state, const WorkerLink& link, Reader& reader, Make&& m
   if (!owed || link.reply(link.self, &promise, &reply)) return;
   if (reply.value.defined()) {
     reply = Reply();
-    reply.failure = make_failure(state, "reading a value: it is larger than its reader expects");
+    reply.failure = make_failure(state, std::string("reading a value: ") + Handover::kTooLarge);
     if (link.reply(link.self, &promise, &reply)) return mark_reported(state, reply.failure);
   }
   Reader::fail("a promise of a wild place");
 }
 
-inline bool read_slot(WorkerState& state, Reader& reader, uint32_t number, Reply* reply) {
+inline at::Tensor downloaded_in_pieces(const at::Tensor& tensor, const c10::Stream& compute,
+                                       const c10::Stream& download) {
+  struct Piece {
+    at::Tensor target, staging;
+    c10::Event ready;
+  };
+  auto host = at::empty(tensor.sizes(), tensor.options().device(c10::kCPU));
+  const auto from = tensor.view({-1}), to = host.view({-1});
+  DeviceStreams::order(download, compute);
+  const c10::StreamGuard guard(download);
+  const int64_t step = kStagingBytes / static_cast<int64_t>(tensor.element_size());
+  std::optional<Piece> before;
+  const auto take = [&] {
+    if (!before) return;
+    DeviceStreams::wait(before->ready);
+    before->target.copy_(before->staging);
+  };
+  for (int64_t begin = 0; begin < from.numel(); begin += step) {
+    const int64_t length = std::min(step, from.numel() - begin);
+    const auto part = from.narrow(0, begin, length);
+    auto staging = pinned_like(download.device_type(), part);
+    staging.copy_(part, /*non_blocking=*/true);
+    auto ready = DeviceStreams::mark(download);
+    take();  // while the device copies this one
+    before.emplace(to.narrow(0, begin, length), std::move(staging), std::move(ready));
+  }
+  take();
+  return host;
+}
+
+// A device's tensor in host memory, as it is now: what follows in the stream may write to it. ready: when it
+// is there.
+inline at::Tensor downloaded(WorkerState& state, const at::Tensor& tensor, std::optional<c10::Event>* ready) {
+  constexpr int64_t kSnapshot = 64 << 20;
+  const auto &compute = state.streams.compute(), &download = state.streams.download();
+  const auto resolved = tensor.resolve_conj().resolve_neg();
+  if (resolved.nbytes() > kSnapshot) {
+    // A second one might not fit on the device. In pieces, and the worker issues nothing meanwhile.
+    return downloaded_in_pieces(resolved.contiguous(), compute, download);
+  }
+  const auto snapshot = resolved.is_alias_of(tensor) || !resolved.is_contiguous()
+                            ? resolved.clone(at::MemoryFormat::Contiguous) : resolved;
+  DeviceStreams::order(download, compute);
+  DeviceStreams::keep_for(download, snapshot);
+  const auto host = pinned_like(download.device_type(), snapshot);
+  const c10::StreamGuard guard(download);
+  host.copy_(snapshot, /*non_blocking=*/true);
+  *ready = DeviceStreams::mark(download);
+  return host;
+}
+
+inline bool read_slot(WorkerState& state, Reader& reader, uint32_t number, Reply* reply,
+                      std::optional<c10::Event>* ready) {
   const uint32_t sharding_number = reader.word();
   bool wanted = state.worker == 0;
   if (sharding_number != 0) {
@@ -116,7 +204,11 @@ inline bool read_slot(WorkerState& state, Reader& reader, uint32_t number, Reply
   if (!reply->failure && wanted && entry.tensor.defined()) {
     TORCH_CHECK_VALUE(entry.tensor.dim() <= kMaxDims, "expected a tensor of ", kMaxDims, " dims at "
                       "most to read, got ", entry.tensor.dim(), ": flatten some of them first");
-    auto value = entry.tensor.resolve_conj().resolve_neg().to(c10::kCPU).contiguous();
+    if (entry.tensor.device() == state.device && state.streams.exist()) {
+      reply->value = downloaded(state, entry.tensor, ready);
+      return true;
+    }
+    auto value = entry.tensor.resolve_conj().resolve_neg().contiguous();
     // A snapshot: what follows in the stream may write to the tensor.
     reply->value = value.is_alias_of(entry.tensor) ? value.clone() : value;
   }
@@ -124,7 +216,9 @@ inline bool read_slot(WorkerState& state, Reader& reader, uint32_t number, Reply
 }
 
 inline void get_value(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
-  answer(state, link, reader, [&](Reply* reply) { return read_slot(state, reader, number, reply); });
+  answer(state, link, reader, [&](Reply* reply, std::optional<c10::Event>* ready) {
+    return read_slot(state, reader, number, reply, ready);
+  });
 }
 
 // Bytes and number of a graph's own tensors that slots hold; memory that several share counts once.
@@ -142,7 +236,7 @@ inline void live_memory(const WorkerState& state, int64_t* bytes, int64_t* tenso
 // The metadata of a slot as an int64 tensor: dtype, dim, offset, sizes, strides; empty for an
 // undefined tensor.
 inline void describe_slot(WorkerState& state, const WorkerLink& link, Reader& reader, uint32_t number) {
-  answer(state, link, reader, [&](Reply* reply) {
+  answer(state, link, reader, [&](Reply* reply, std::optional<c10::Event>*) {
     const auto& entry = state.known_slot(number);
     reply->failure = failure_of(state, entry);
     if (reply->failure) {
@@ -162,9 +256,13 @@ inline void describe_slot(WorkerState& state, const WorkerLink& link, Reader& re
 }
 
 inline void sync(WorkerState& state, const WorkerLink& link, Reader& reader) {
-  answer(state, link, reader, [&](Reply* reply) {
+  answer(state, link, reader, [&](Reply* reply, std::optional<c10::Event>* ready) {
     settle_all(state);
-    if (!state.unreported.empty()) reply->failure = take_unreported(state, state.unreported.begin());
+    if (!state.unreported.empty()) {
+      reply->failure = take_unreported(state, state.unreported.begin());
+    } else if (state.streams.exist()) {
+      *ready = DeviceStreams::mark(state.streams.compute());
+    }
     return true;
   });
 }

@@ -68,11 +68,14 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         int worker
         shared_ptr[WorkerGraphs] graphs
         uint32_t graph
+        DeviceStreams streams
         optional[uint32_t] turn
         uint64_t record
         uint32_t site
         uint64_t num_operators
         uint64_t num_failures
+        uint64_t num_graphs_replayed
+        shared_ptr[GraphMaker] graph_maker
         cbool one_stream
         Activity* activity
         void note_flight()
@@ -112,9 +115,27 @@ cdef extern from "worker/pending.h" namespace "dtorch" nogil:
 cdef extern from "worker/graph_records.h" namespace "dtorch" nogil:
     void wait_for_graph(WorkerState&, Reader&, uint32_t, uint32_t)
     void export_slot(WorkerState&, Reader&, uint32_t)
-    void import_slot(WorkerState&, Reader&, uint32_t)
+    void import_slot(WorkerState&, Reader&, uint32_t, uint32_t)
     void pass_turn(WorkerState&)
     void hear_before_batch(WorkerState&)
+
+cdef extern from "device/streams.h" namespace "dtorch" nogil:
+    cppclass DeviceStreams:
+        cbool exist()
+        void enter() except +
+
+cdef extern from "worker/graph_maker.h" namespace "dtorch":
+    cppclass GraphMaker:
+        pass
+    shared_ptr[GraphMaker] python_graph_maker(object) except +
+    size_t c_address_in "dtorch::address_in"(object) except +
+
+cdef extern from "worker/device_progress.h" namespace "dtorch" nogil:
+    cppclass DeviceProgress:
+        void note(const DeviceStreams&, uint64_t records)
+        cbool is_empty()
+        cbool advance(uint64_t* records)
+    void finish_handover(const WorkerState&)
 
 cdef extern from "worker/plan.h" namespace "dtorch" nogil:
     void define_plan(WorkerState&, Reader&, uint32_t)
@@ -262,13 +283,14 @@ cdef void execute(void* self, Reader& reader) noexcept nogil:
         forget_plan(state[0], number)
     elif kind == Kind.kShutdown:
         settle_all(state[0])
+        finish_handover(state[0])
         state.stopped = True
     elif kind == Kind.kWait:
         wait_for_graph(state[0], reader, count, number)
     elif kind == Kind.kExport:
         export_slot(state[0], reader, number)
     elif kind == Kind.kImport:
-        import_slot(state[0], reader, number)
+        import_slot(state[0], reader, count, number)
     elif kind == Kind.kTurn:
         state.turn = number
     elif kind == Kind.kMark:
@@ -428,6 +450,11 @@ def going_on():
         this_worker().activity.step()
 
 
+def address_in(object made):
+    """The address of the C++ object in a Python object of a class made with pybind11."""
+    return c_address_in(made)
+
+
 def this_index():
     """The number of the worker that runs in this thread."""
     return required_worker().worker
@@ -440,7 +467,7 @@ cdef class Worker:
     end of the transport. make_group: capsule of the function that makes communication groups.
     num_workers: of the job, where it is known; a mesh that names another is refused. one_stream:
     nothing goes on beside the record at hand. graph: number of the graph. beside: the same
-    worker's for the main graph.
+    worker's for the main graph. captures: makes graphs of the device (device_graphs.Captures).
     """
 
     cdef Context context
@@ -450,7 +477,7 @@ cdef class Worker:
 
     def __init__(self, int index, str device, str host, link, make_group, *,
                  int num_workers=1 << 24, bint one_stream=False, uint32_t graph=0,
-                 Worker beside=None):
+                 Worker beside=None, captures=None):
         cdef shared_ptr[WorkerGraphs] graphs
         if beside is None:
             graphs = make_shared[WorkerGraphs]()
@@ -463,6 +490,8 @@ cdef class Worker:
             index, num_workers, device.encode(), host.encode(),
             PyCapsule_GetPointer(make_group, "dtorch.MakeGroup"), graphs, graph)
         self.context.state.one_stream = one_stream
+        if captures is not None:
+            self.context.state.graph_maker = python_graph_maker(captures)
 
     def __dealloc__(self):
         del self.context.state
@@ -476,6 +505,11 @@ cdef class Worker:
     def num_failures(self):
         """Records that failed so far, those that only name a failed value not counted."""
         return self.context.state.num_failures
+
+    @property
+    def num_graphs_replayed(self):
+        """How often a part of a plan ran as a graph of the device (DTORCH_CUDA_GRAPHS)."""
+        return self.context.state.num_graphs_replayed
 
     def note_flight(self):
         """Have this worker write its process's flight record."""
@@ -517,6 +551,7 @@ cdef class Worker:
         set_num_threads(num_threads)
         set_this_worker(self.context.state)
         self.context.state.activity.bind()
+        self.context.state.streams.enter()
         cdef below_autograd* guard = new below_autograd()
         with nogil:
             self.loop()
@@ -558,8 +593,13 @@ cdef class Worker:
         cdef Batch batch
         cdef WorkerState* state = self.context.state
         cdef int64_t now, before = steady_ns()
+        cdef DeviceProgress device
+        cdef uint64_t executed = 0
         while not self.context.state.stopped and self.context.state.broken.empty():
-            if not self.context.link.receive(self.context.link.self, &batch, 2000):
+            if device.advance(&executed):
+                self.context.link.progress(self.context.link.self, executed)
+            if not self.context.link.receive(self.context.link.self, &batch,
+                                             2000 if device.is_empty() else 100):
                 continue
             if self.context.state.keeps_batches:
                 dtorch_keep(self.context.state[0], batch)
@@ -570,7 +610,11 @@ cdef class Worker:
             before = steady_ns()
             state.busy += before - now
             state.batch_began = 0
-            self.context.link.progress(self.context.link.self, batch.first_record + batch.records)
+            executed = batch.first_record + batch.records
+            if state.streams.exist():
+                device.note(state.streams, executed)
+            else:
+                self.context.link.progress(self.context.link.self, executed)
             batch = Batch()
         if self.context.state.stopped:
             # Nothing that is still issued will run: nobody need wait for it.

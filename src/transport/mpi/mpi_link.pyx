@@ -109,7 +109,17 @@ cdef struct WorkerEnd:
     uint64_t reported
     uint64_t received   # records
     Outbox* outbox
+    Outbox* replies     # of the worker's thread and of the one that hands over a device's values
+    mutex* replying
     TransferInbox* transfers
+
+
+cdef size_t poll_sends(WorkerEnd* end) noexcept nogil:
+    """Completes what has been sent; returns what is left."""
+    end.replying.lock()
+    cdef size_t left = end.replies.poll()
+    end.replying.unlock()
+    return left + end.outbox.poll()
 
 
 cdef void forward(WorkerEnd* end, const Batch* batch) noexcept nogil:
@@ -175,11 +185,12 @@ cdef cbool worker_receive(void* self, Batch* batch, int64_t microseconds) noexce
     cdef Backoff* backoff = new Backoff(end.spins)
     cdef cbool found = False
     cdef int steps = 0
-    while not found and steps < 2000:
+    # A step takes a microsecond at least. The backoff grows with them, so they are counted.
+    while not found and steps < microseconds:
         steps += 1
         found = try_receive(end, batch)
         if not found:
-            end.outbox.poll()
+            poll_sends(end)
             hear_progress(end)
             tell_progress(end)
             backoff.pause()
@@ -212,10 +223,12 @@ cdef cbool worker_reply(void* self, const PromiseName* promise, const Reply* rep
         publish(block)
         return True
     size = first_message_bytes(reply.value.nbytes() if reply.value.defined() else 0)
-    block = end.outbox.keep_bytes(size)
+    end.replying.lock()
+    block = end.replies.keep_bytes(size)
     size = write_reply(reply[0], end.worker, block, size)
-    end.outbox.post(block, size, 0, tag, end.comm)
+    end.replies.post(block, size, 0, tag, end.comm)
     post_rest(end, reply, size, tag)
+    end.replying.unlock()
     return True
 
 
@@ -234,13 +247,13 @@ cdef extern from *:
 
 
 cdef void post_rest(WorkerEnd* end, const Reply* reply, size_t written, int tag) noexcept nogil:
-    dtorch_post_rest(end.outbox[0], reply[0], written, tag, end.comm)
+    dtorch_post_rest(end.replies[0], reply[0], written, tag, end.comm)
 
 
 cdef void worker_progress(void* self, uint64_t records) noexcept nogil:
     cdef WorkerEnd* end = <WorkerEnd*>self
     end.executed = records
-    end.outbox.poll()
+    poll_sends(end)
     hear_progress(end)
     tell_progress(end)
 
@@ -281,6 +294,8 @@ cdef class MPIWorkerLink:
             self.end.board = (<SharedMemory>board).memory
             self.end.board_size = (<SharedMemory>board).size
         self.end.outbox = new Outbox()
+        self.end.replies = new Outbox()
+        self.end.replying = new mutex()
         self.end.transfers = new TransferInbox(self.end.comm, self.end.tags, spins)
         self.link.self = &self.end
         self.link.receive = worker_receive
@@ -290,6 +305,8 @@ cdef class MPIWorkerLink:
 
     def __dealloc__(self):
         del self.end.outbox
+        del self.end.replies
+        del self.end.replying
         del self.end.transfers
 
     def worker_end(self):
@@ -307,7 +324,7 @@ cdef class MPIWorkerLink:
             while not done and now_us() < until:
                 hear_progress(&self.end)
                 tell_progress(&self.end)
-                done = self.end.outbox.poll() == 0 and self.end.reported >= self.end.executed
+                done = poll_sends(&self.end) == 0 and self.end.reported >= self.end.executed
                 backoff.pause()
         del backoff
         return done

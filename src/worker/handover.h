@@ -1,0 +1,154 @@
+// Answers that a device has still to make: handed over by a thread of their own, so that the worker goes on
+// issuing and nobody waits for the device as a whole.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Event.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "transport/backoff.h"
+#include "transport/link.h"
+
+namespace dtorch {
+
+// A collective on the device, with what to say should it fail.
+struct DeviceCollective {
+  c10::intrusive_ptr<c10d::Work> work;
+  Failure place;  // its text names the collective
+};
+using DeviceGroups = std::vector<c10::intrusive_ptr<c10d::Backend>>;
+
+class Handover {
+ public:
+  explicit Handover(const WorkerLink& link) : link_(link) {}
+  ~Handover() {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      is_over_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  struct Item {
+    PromiseName promise;
+    Reply reply;        // its value in host memory that the device writes to
+    c10::Event ready;   // when it has
+    Failure place;      // of the read, should the device fail
+    std::vector<DeviceCollective> before;  // under way when it was issued
+    DeviceGroups groups;                   // which those are of, if they keep errors to themselves
+  };
+
+  void post(Item item) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    items_.push_back(std::move(item));
+    ++left_;
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    changed_.notify_all();
+  }
+
+  // Whether all has been handed over.
+  bool is_empty() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return left_ == 0;
+  }
+
+ private:
+  static constexpr int kSpins = 200;
+
+  void run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return is_over_ || !items_.empty(); });
+      if (is_over_) return;
+      Item item = std::move(items_.front());
+      items_.pop_front();
+      lock.unlock();
+      const bool ended = wait(&item);
+      if (ended) hand_over(&item);
+      lock.lock();
+      --left_;
+      if (!ended) return;
+    }
+  }
+
+  // False: the worker is gone.
+  bool wait(Item* item) {
+    Backoff backoff(kSpins);
+    try {
+      while (!item->ready.query()) {
+        if (auto failure = failure_of(*item)) {
+          item->reply = {at::Tensor(), std::move(failure)};
+          return true;
+        }
+        backoff.pause();
+        std::lock_guard<std::mutex> guard(mutex_);
+        if (is_over_) return false;
+      }
+    } catch (...) {
+      item->reply = {at::Tensor(), failed(item->place, std::current_exception())};
+    }
+    return true;
+  }
+
+  static FailurePtr failure_of(const Item& item) {
+    for (const auto& collective : item.before) {
+      if (auto error = collective.work->exception()) return failed(collective.place, error);
+    }
+    // NCCL's watchdog notes what its communicators report in the work, but time-outs in the group only.
+    for (const auto& group : item.groups) {
+      const auto error = group->getError();
+      if (error == c10d::ErrorType::SUCCESS) continue;
+      Failure place = item.before.empty() ? item.place : item.before.front().place;
+      place.text += error == c10d::ErrorType::TIMEOUT
+                        ? "it did not end within the time that collectives have: some worker did not come to it"
+                        : "NCCL reports an error of a connection between workers, or of another worker";
+      return std::make_shared<Failure>(std::move(place));
+    }
+    return nullptr;
+  }
+
+  static FailurePtr failed(Failure place, const std::exception_ptr& error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const c10::Error& known) {
+      place.text += known.what_without_backtrace();
+    } catch (const std::exception& known) {
+      place.text += known.what();
+    }
+    return std::make_shared<Failure>(std::move(place));
+  }
+
+  void hand_over(Item* item) {
+    // Whoever reads in this process keeps the value; pinned memory is for passing through.
+    if (item->promise.home == Home::kMemory && item->reply.value.defined()) {
+      item->reply.value = item->reply.value.clone();
+    }
+    if (link_.reply(link_.self, &item->promise, &item->reply) || !item->reply.value.defined()) return;
+    Failure place = item->place;
+    place.text += kTooLarge;
+    item->reply = {at::Tensor(), std::make_shared<Failure>(std::move(place))};
+    link_.reply(link_.self, &item->promise, &item->reply);
+  }
+
+ public:
+  static constexpr const char* kTooLarge = "it is larger than its reader expects";
+
+ private:
+  const WorkerLink link_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;
+  size_t left_ = 0;  // those being handed over too
+  bool is_over_ = false;
+  std::thread thread_;
+};
+
+}  // namespace dtorch
