@@ -1,5 +1,6 @@
 """Runs a script as a job of its own: worker threads of one process, or ranks under mpirun."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -46,6 +47,28 @@ def run_job(*arguments, launcher="thread", workers=1, home=None, settings=None, 
         "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **(settings or {})
     }  # fmt: skip
     environment.pop("DTORCH_WORKERS", None)
+    with simulated_gpus(environment):
+        return _run(arguments, launcher, workers, home, limit, interrupt_at, python, options,
+                    environment)
+
+
+@contextlib.contextmanager
+def simulated_gpus(environment):
+    """Has a job's ranks find simulated GPUs, if it is to have them; raises their violations."""
+    if "SIMULATED_GPUS" not in environment:
+        yield
+        return
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "tests" / "simulated_gpu" / "site"), environment["PYTHONPATH"]])
+    with tempfile.NamedTemporaryFile("r") as report:
+        environment["SIMULATED_GPU_REPORT"] = report.name
+        environment.setdefault("DTORCH_LOG", "error")  # else: that these have no NCCL
+        yield
+        found = report.read()
+        assert not found, found
+
+
+def _run(arguments, launcher, workers, home, limit, interrupt_at, python, options, environment):
     if launcher == "thread":
         environment["DTORCH_WORKERS"] = str(workers)
     if home is not None:

@@ -1,6 +1,7 @@
 """Training: optimizers, clipping, gradient scaling, schedules, ties."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ def train(model, optimizer, device, steps=6, clip=None, schedule=None):
     return losses, [p.detach() for p in model.parameters()]
 
 
+# Kernels of another device add up in another order, and training drifts apart.
+RELATIVE = 1e-3 if os.environ["DTORCH_DEVICE"] == "gpu" else 1e-5
+
+
 def same_training(make_optimizer, steps=6, clip=None, make_schedule=lambda o: None):
     model = make_model()
     twin = copy.deepcopy(model).to("dtorch")
@@ -45,7 +50,7 @@ def same_training(make_optimizer, steps=6, clip=None, make_schedule=lambda o: No
         optimizer = make_optimizer(net.parameters())
         losses, parameters = train(net, optimizer, device, steps, clip, make_schedule(optimizer))
         results.append((losses, parameters))
-    assert results[1][0] == pytest.approx(results[0][0], rel=1e-5)
+    assert results[1][0] == pytest.approx(results[0][0], rel=RELATIVE)
     check(results[0][1], results[1][1], rtol=1e-4, atol=1e-5)
 
 

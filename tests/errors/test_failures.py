@@ -48,6 +48,7 @@ def nothing_left():
 # ---- the error surfaces where the value is read ------------------------------------------------
 
 
+@pytest.mark.asserts_on_device
 def test_index_out_of_range():
     weight = torch.randn(5, 3, device="dtorch")
     index = torch.tensor([1, 7], device="dtorch")
@@ -162,6 +163,7 @@ def test_write_of_a_failed_value_takes_the_base():
     assert "singular" in failure_of(base).reason
 
 
+@pytest.mark.asserts_on_device
 @pytest.mark.parametrize("sharded", [False, True])
 def test_what_is_written_over_whole_has_a_value_again(sharded):
     mesh = dt.init_device_mesh((dt.num_workers(),))
@@ -205,6 +207,7 @@ def test_what_is_not_written_over_whole_stays_without_a_value():
         assert "singular" in failure_of(target).reason
 
 
+@pytest.mark.asserts_on_device
 def test_model_goes_on_from_a_checkpoint_after_a_failed_step():
     mesh = dt.init_device_mesh((dt.num_workers(),))
     model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 4)).to("dtorch")

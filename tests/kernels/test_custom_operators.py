@@ -1,5 +1,6 @@
 """Operators of torch.library run on the workers. In any job: test_kernel_jobs.py starts others."""
 
+import os
 import warnings
 
 import custom_operators as custom
@@ -9,6 +10,8 @@ from torch.distributed.tensor import Replicate, Shard
 
 import dtorch_mpi as dt
 
+pytestmark = pytest.mark.skipif(os.environ["DTORCH_DEVICE"] == "gpu",
+                                reason="its operators are NumPy's, for workers on CPUs")
 LAYOUTS = [None, (Shard(0),), (Shard(1),), (Replicate(),)]
 
 

@@ -1,5 +1,6 @@
 """A class dim that is cut is not gathered: by the decisions taken, and by what workers hold."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def test_reductions_over_a_cut_dim(mesh, function):
     torch.testing.assert_close(function(cut).cpu(), function(full), **TOLERANCE)
 
 
+@pytest.mark.skipif(os.environ["DTORCH_DEVICE"] == "gpu", reason="the precision is that of CPUs")
 @pytest.mark.parametrize(
     "function",
     [
@@ -85,11 +87,12 @@ def test_the_first_nan_is_the_greatest(mesh):
     assert cut.argmin().cpu().tolist() == full.argmin().tolist() == 2
 
 
+@pytest.mark.asserts_on_device
 @pytest.mark.parametrize("wrong", [10, -1])
 def test_a_target_beyond_the_classes_is_an_error(mesh, wrong):
     cut = dt.distribute_tensor(torch.randn(3, 10), mesh, [dt.Shard(1)])
     target = dt.distribute_tensor(torch.tensor([0, wrong, -100]), mesh, [dt.Replicate()])
-    with pytest.raises((dt.WorkerError, IndexError), match=f"Target {wrong} is out of bounds"):
+    with pytest.raises((dt.WorkerError, IndexError), match=f"Target( {wrong})? is out of bounds"):
         F.cross_entropy(cut, target).cpu()
 
 

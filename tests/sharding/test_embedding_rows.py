@@ -65,6 +65,7 @@ def test_how_often_an_index_occurs_is_counted_over_the_batch(mesh):
         torch.testing.assert_close(table.grad.cpu(), expected.grad)
 
 
+@pytest.mark.asserts_on_device
 @pytest.mark.parametrize("index", [10, -1])
 def test_an_index_beyond_the_table_is_an_error(mesh, index):
     table = dt.distribute_tensor(torch.randn(10, 6), mesh, [S0, R][: mesh.ndim])
