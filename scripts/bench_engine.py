@@ -62,25 +62,31 @@ def loop(dt, prefix, arguments):
 
 
 def trainer(device, distribute=lambda model: None, wrap=lambda model: model, place=None,
-            width=GPT_WIDTH):
-    """A function that makes `count` training steps and reads the last loss."""
+            width=GPT_WIDTH, config=None, batch=GPT_BATCH, autocast=None):
+    """A function that makes `count` training steps and gives the last loss.
+
+    config: of another GPT. autocast: dtype that the forward pass computes in.
+    """
     from gpt import GPT, GPTConfig
 
     torch.manual_seed(0)
-    config = GPTConfig(layers=GPT_LAYERS, width=width, heads=GPT_HEADS, block=GPT_BLOCK)
+    if config is None:
+        config = GPTConfig(layers=GPT_LAYERS, width=width, heads=GPT_HEADS, block=GPT_BLOCK)
     model = GPT(config).to(device)
+    kind = torch.device(device).type
     distribute(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     model = wrap(model)
-    tokens = torch.randint(0, 256, (GPT_BATCH, GPT_BLOCK + 1))
+    tokens = torch.randint(0, 256, (batch, config.block + 1))
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     place = place or (lambda tensor: tensor.to(device))
     inputs, targets = place(inputs), place(targets)
 
     def steps(count):
         for _ in range(count):
-            logits = model(inputs)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            with torch.autocast(kind, autocast, enabled=autocast is not None):
+                logits = model(inputs)
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -1,13 +1,16 @@
 # shellcheck shell=bash
-# Sourced by demo.sh and test.sh: a Python environment in which the project is installed.
+# Sourced by demo.sh, test.sh and gpu_check.sh: a Python environment in which the project is installed.
 #
 # Takes the active virtual or conda environment, else makes .venv in the project with
 # $PYTHON (default python3). Takes $MPICC or the mpicc on PATH, else installs the mpich wheel.
 # TORCH_REQUIREMENT (default torch>=2.11) is what pip is asked for where it is not met yet.
+# A script may have set: pip, the words that start it; extras, those of pyproject.toml to install.
 # Afterwards `python` is the environment's, $mpirun the launcher that belongs to its MPI.
 
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 environment_log=$project/build/environment.log
+[[ -v pip ]] || pip=(python -m pip)
+extras=${extras-[test,demo,reframe]}
 mkdir -p "$project/build"
 : > "$environment_log"
 
@@ -76,7 +79,7 @@ install_mpi() {
   local mpicc folder
   if ! command -v "${MPICC:-mpicc}" > /dev/null; then
     [[ -z ${MPICC:-} ]] || stop "MPICC is $MPICC, which cannot be run: correct or unset it"
-    step "installing the mpich wheel (no mpicc on PATH)" python -m pip install mpich
+    step "installing the mpich wheel (no mpicc on PATH)" "${pip[@]}" install mpich
     hash -r
   fi
   mpicc=$(command -v "${MPICC:-mpicc}")
@@ -117,14 +120,14 @@ build() {
   fi
   rm -f "$stamp"
   step "building dtorch-mpi" \
-    python -m pip install --no-build-isolation --editable "${project}[test,demo,reframe]"
+    "${pip[@]}" install --no-build-isolation --editable "$project$extras"
   printf '%s' "$fingerprint" > "$stamp"
 }
 
 enter_environment
 check_tools
-step "installing PyTorch" python -m pip install "${TORCH_REQUIREMENT:-torch>=2.11}"
+step "installing PyTorch" "${pip[@]}" install "${TORCH_REQUIREMENT:-torch>=2.11}"
 requirements_for_building > "$project/build/requirements.txt"
-step "installing build requirements" python -m pip install -r "$project/build/requirements.txt"
+step "installing build requirements" "${pip[@]}" install -r "$project/build/requirements.txt"
 install_mpi
 build

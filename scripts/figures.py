@@ -1,19 +1,56 @@
 """Figures of benchmarks: measured in turn, printed as lines and as a table."""
 
+import json
 import os
 import re
 import statistics
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
-FIGURES = []  # (name, value, unit, target or None)
+
+class Figure(NamedTuple):
+    """target: at most, or if negative, at least its size; None: there is none."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+
+    @property
+    def is_met(self):
+        return self.value >= -self.target if self.target < 0 else self.value <= self.target
+
+    @property
+    def goal(self):
+        """The target and whether it is missed, as a text."""
+        if self.target is None:
+            return ""
+        text = f">= {-self.target:g}" if self.target < 0 else f"<= {self.target:g}"
+        return text + ("" if self.is_met else "  MISSED")
+
+
+FIGURES = []
+LEFT_OUT = {}  # what was not measured: why
 
 
 def report(name, value, unit, target=None):
-    """Print a figure as `name=value unit`. target: at most, or if negative, at least its size."""
-    FIGURES.append((name, value, unit, target))
+    """Print a figure as `name=value unit`. target: as a Figure's."""
+    FIGURES.append(Figure(name, value, unit, target))
     print(f"{name}={value:.4g} {unit}", flush=True)
+
+
+def leave_out(name, why):
+    """Say that a figure or a part can't be measured here."""
+    LEFT_OUT[name] = why
+    print(f"{name} left out: {why}", flush=True)
+
+
+def write(path, failed=()):
+    """All of it as JSON, for gpu_report. failed: names of those left out for an error."""
+    with open(path, "w") as file:
+        json.dump({"figures": FIGURES, "left_out": LEFT_OUT, "failed": list(failed)}, file)
 
 
 def seconds(function, count):
@@ -57,10 +94,5 @@ def finish():
 
 def table():
     print(f"\n{'figure':44}{'value':>12} {'unit':10}{'target':>10}")
-    for name, value, unit, target in FIGURES:
-        goal = ""
-        if target is not None:
-            met = value >= -target if target < 0 else value <= target
-            goal = f">= {-target:g}" if target < 0 else f"<= {target:g}"
-            goal += "" if met else "  MISSED"
-        print(f"{name:44}{value:12.4g} {unit:10}{goal:>10}")
+    for figure in FIGURES:
+        print(f"{figure.name:44}{figure.value:12.4g} {figure.unit:10}{figure.goal:>10}")

@@ -14,7 +14,7 @@ print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependenc
   fi
 done
 
-mapfile -t shell < <(find . \( -name .git -o -name .venv -o -name build \) -prune \
+mapfile -t shell < <(find . \( -name .git -o -name .venv -o -name .venv-gpu -o -name build \) -prune \
   -o \( -name '*.sh' -o -name '*.sbatch' -o -path ./.ci/run \) -type f -print)
 
 found=0

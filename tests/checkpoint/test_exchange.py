@@ -4,11 +4,14 @@ import pickle
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 import dtorch_mpi as dt
 from dtorch_mpi.checkpoint import CheckpointError
+
+pytest.importorskip("safetensors", reason="pip install safetensors: it is not installed")
+
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 MESH = (3,)
 

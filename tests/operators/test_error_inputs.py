@@ -5,7 +5,12 @@ from collections import Counter
 
 import pytest
 import torch
-from opdb_cases import (
+
+import dtorch_mpi as dt
+
+pytest.importorskip("expecttest", reason="pip install expecttest: PyTorch's own databases need it")
+
+from opdb_cases import (  # noqa: E402
     attempt_error,
     cases,
     layouts_of,
@@ -15,8 +20,6 @@ from opdb_cases import (
     placing_on,
     settle,
 )
-
-import dtorch_mpi as dt
 
 # An index or a value that is wrong in itself is seen by the worker that has it, while the user's
 # program has gone on: the error comes with the next read, and names the line.

@@ -4,11 +4,14 @@ import copy
 
 import pytest
 import torch
-from opdb_cases import placements_for_mesh
-from recorded_calls import record
 from torch.utils._pytree import tree_leaves, tree_map
 
 import dtorch_mpi as dt
+
+pytest.importorskip("expecttest", reason="pip install expecttest: PyTorch's own databases need it")
+
+from opdb_cases import placements_for_mesh  # noqa: E402
+from recorded_calls import record  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,12 @@ import random
 
 import pytest
 import torch
-from opdb_cases import (
+
+import dtorch_mpi as dt
+
+pytest.importorskip("expecttest", reason="pip install expecttest: PyTorch's own databases need it")
+
+from opdb_cases import (  # noqa: E402
     RANDOM,
     attempt,
     cases,
@@ -19,8 +24,6 @@ from opdb_cases import (
     placing_on,
     read,
 )
-
-import dtorch_mpi as dt
 
 PICKED = 110
 SHAPES = {"device": (1, None), "mesh": (4, (2, 2)), "uneven": (3, (3,))}

@@ -4,11 +4,21 @@ import warnings
 
 import pytest
 import torch
-from opdb_cases import RANDOM, UNINITIALIZED, name_of, operators, placements_for_mesh, samples
 from placing import placed
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dtorch_mpi import Partial, Replicate, Shard
+
+pytest.importorskip("expecttest", reason="pip install expecttest: PyTorch's own databases need it")
+
+from opdb_cases import (  # noqa: E402
+    RANDOM,
+    UNINITIALIZED,
+    name_of,
+    operators,
+    placements_for_mesh,
+    samples,
+)
 
 LAYOUTS = [
     [Replicate(), Replicate()], [Shard(0), Replicate()], [Shard(0), Shard(1)],

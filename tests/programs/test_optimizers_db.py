@@ -6,7 +6,10 @@ import pytest
 import torch
 from layouts import WORKERS, put, read
 from torch import nn
-from torch.testing._internal.common_optimizers import optim_db
+
+pytest.importorskip("expecttest", reason="pip install expecttest: PyTorch's own databases need it")
+
+from torch.testing._internal.common_optimizers import optim_db  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 STEPS = 3
