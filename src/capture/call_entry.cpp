@@ -1,8 +1,10 @@
 #include "capture/call_entry.h"
 
 #include "capture/call_family.h"
+#include "capture/compiled_metas.h"
 #include "capture/python_hooks.h"
 #include "capture/resize_warnings.h"
+#include "capture/workers_device.h"
 
 #include <algorithm>
 
@@ -108,7 +110,7 @@ void find_resized(const OperatorInfo& info, const c10::IValue* arguments, const 
   }
 }
 
-// The meta kernels give some statistics another dtype than the CPU's kernels.
+// The meta kernels give some statistics another dtype than the CPU's kernels, and CUDA's.
 void set_statistics_dtypes(const OperatorInfo& info, const Stack& arguments, Stack* results) {
   if (info.name == "aten::_scaled_dot_product_flash_attention_for_cpu") {
     // torch 2.11's says float32 for all.
@@ -117,6 +119,7 @@ void set_statistics_dtypes(const OperatorInfo& info, const Stack& arguments, Sta
     }
     return;
   }
+  if (workers_device != c10::DeviceType::CPU) return;
   // A norm's are float32 where the weights are float32, and of the input's dtype otherwise.
   if (info.name != "aten::native_layer_norm" && info.name != "aten::native_group_norm") return;
   const size_t weight = info.name == "aten::native_layer_norm" ? 2 : 1;
@@ -297,6 +300,8 @@ bool infer_outputs(const OperatorInfo& info, const c10::IValue* arguments, CallE
       // Only index_put's come here. Where they write depends on the data; the shape does not.
       auto self = stack[0];
       stack.assign(1, std::move(self));
+    } else if (const auto* kernel = compiled_meta(info.handle.operator_name())) {
+      kernel->callBoxed(info.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     } else {
       info.handle.callBoxed(stack);
     }
