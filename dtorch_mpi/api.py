@@ -9,8 +9,6 @@ torch.utils.rename_privateuse1_backend("dtorch")
 torch._register_device_module("dtorch", device_module)
 torch.utils.generate_methods_for_privateuse1_backend(for_storage=False)
 
-from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
-
 from . import checkpoint, data, debug, kernels  # noqa: E402
 from .configuration import config  # noqa: E402
 from .errors import WorkerError  # noqa: E402
@@ -33,10 +31,10 @@ from .tensor import distribute_module, distribute_tensor, full_tensor, local_sha
 register()
 
 __all__ = [
-    "FallbackWarning", "Graph", "Partial", "Profile", "Replicate", "Shard", "TensorFuture",
-    "VoidFuture", "WorkerError", "__version__", "checkpoint", "config", "data", "debug",
-    "distribute_module", "distribute_tensor", "empty", "full", "full_tensor", "graph_pass", "init",
-    "init_device_mesh", "is_initialized", "kernels", "local_shards", "mark_step", "num_workers",
-    "ones", "profile", "progress", "python_kernel", "rand", "randint", "randn",
-    "register_sharding", "shutdown", "stats", "sync", "sync_future", "use_kernels", "zeros",
+    "FallbackWarning", "Graph", "Profile", "TensorFuture", "VoidFuture", "WorkerError",
+    "__version__", "checkpoint", "config", "data", "debug", "distribute_module",
+    "distribute_tensor", "empty", "full", "full_tensor", "graph_pass", "init", "init_device_mesh",
+    "is_initialized", "kernels", "local_shards", "mark_step", "num_workers", "ones", "profile",
+    "progress", "python_kernel", "rand", "randint", "randn", "register_sharding", "shutdown",
+    "stats", "sync", "sync_future", "use_kernels", "zeros",
 ]  # fmt: skip

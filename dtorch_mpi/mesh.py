@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
+from torch._C._distributed import Placement
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from . import _core, _sharding
-from .sharding.placements import pack
+
+# Functions import the other kinds of placements: torch.distributed.tensor takes most of a second, a
+# worker rank uses none of it, and rank 0 only once a tensor is placed.
 
 # One placement for each axis; a single one of a mesh with one axis; None replicates.
 GivenPlacements: TypeAlias = Placement | Sequence[Placement] | None
@@ -151,6 +153,8 @@ def check_placements(mesh, placements, num_dims=None):
     num_dims: of the tensor, where it is known. Negative dims then count from its end, and a dim
     that it does not have is a ValueError.
     """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
     check_mesh(mesh)
     if isinstance(placements, Placement):
         placements = (placements,)
@@ -168,6 +172,8 @@ def check_placements(mesh, placements, num_dims=None):
 
 
 def _from_the_front(placement, num_dims):
+    from torch.distributed.tensor import Shard
+
     dim = getattr(placement, "dim", None)
     if dim is None:
         return placement
@@ -176,8 +182,21 @@ def _from_the_front(placement, num_dims):
     return Shard(dim + num_dims) if dim < 0 else placement
 
 
+def has_partial(placements):
+    return any(placement.is_partial() for placement in placements)
+
+
+def without_partial(placements):
+    """The same, replicated in place of partial sums."""
+    from torch.distributed.tensor import Replicate
+
+    return tuple(Replicate() if placement.is_partial() else placement for placement in placements)
+
+
 def sharding_number(mesh, placements):
     """The number of a sharding, defined on the workers when it is new."""
+    from .sharding.placements import pack
+
     placements = check_placements(mesh, placements)
     number_of_mesh = mesh_number(mesh)
     packed = tuple(pack(placements))
@@ -185,7 +204,7 @@ def sharding_number(mesh, placements):
     number = _shardings.get(key)
     if number is None:
         # The one that every worker has whole is always there: tensors can be laid out so.
-        if not all(isinstance(placement, Replicate) for placement in placements):
+        if not all(placement.is_replicate() for placement in placements):
             sharding_number(mesh, None)
         with _lock:
             number = _shardings.get(key)
@@ -204,6 +223,8 @@ def sharding_of(number):
 
 
 def packed_of(number):
+    from .sharding.placements import pack
+
     mesh, placements = _sharding_of[number]
     return list(mesh.mesh.shape), pack(placements)
 

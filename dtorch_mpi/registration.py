@@ -6,8 +6,6 @@ from . import _core, endings, loading, printing, runtime, tensor
 from .call_sites import LIBRARY_FOLDERS
 from .device_module import max_memory_allocated, memory_allocated, reset_peak_memory_stats
 from .kernels import interception
-from .sharding.hook import shard
-from .sharding.lists import by_elements
 from .sizes.families import sizes
 
 
@@ -16,17 +14,29 @@ def register():
     for folder in LIBRARY_FOLDERS:
         _core.add_library_folder(folder)
     _core.register(
-        read=tensor.read, describe=_describe, shard=shard, elements=by_elements, sizes=sizes,
+        read=tensor.read, describe=_describe, shard=_shard, elements=_by_elements, sizes=sizes,
         start=_start, drain=_check, synchronize=runtime.sync, measure=_measure,
         reset_peak=reset_peak_memory_stats, arrived=loading.arrived,
     )
-    # The CPU's: workers' kernels follow its lists. PyTorch's default for other devices is float16.
+    # As workers on CPUs have it, until there are others. PyTorch's for new devices is float16.
     torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))
     tensor.add_methods()
     printing.install()
     loading.install()
     endings.install()
     interception.install()
+
+
+def _shard(*call):
+    from .sharding.hook import shard  # here, and not above, for mesh.py's reason
+
+    return shard(*call)
+
+
+def _by_elements(name, overload):
+    from .sharding.lists import by_elements
+
+    return by_elements(name, overload)
 
 
 def _start(for_old_tensors):

@@ -2,19 +2,20 @@
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate
 
 from . import _core, _sharding
 from .engine import issuing_to
 from .mesh import (
     GivenPlacements,
     check_placements,
+    has_partial,
     is_whole,
     mesh_number,
     packed_of,
     sharding_number,
     sharding_of,
     whole_mesh,
+    without_partial,
 )
 from .sharding.plan import Plan, check_plan, placements_for
 
@@ -46,7 +47,7 @@ def distribute_tensor(
     placements = check_placements(mesh, placements, tensor.dim())
     number = sharding_number(mesh, placements)
     if not is_dtorch(tensor):
-        if any(isinstance(placement, Partial) for placement in placements):
+        if has_partial(placements):
             raise ValueError("a CPU tensor can't be placed as Partial: it holds no partial sums")
         placed = _core.upload(tensor.detach(), number)
         return placed.requires_grad_(tensor.requires_grad)
@@ -64,12 +65,10 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         before = ctx.before
-        if before and any(isinstance(p, Partial) for p in sharding_of(before)[1]):
+        if before and has_partial(sharding_of(before)[1]):
             # A gradient of a partial sum is needed whole by every part.
             mesh, placements = sharding_of(before)
-            before = sharding_number(
-                mesh, tuple(Replicate() if isinstance(p, Partial) else p for p in placements)
-            )
+            before = sharding_number(mesh, without_partial(placements))
         return _move(grad, before), None
 
 
@@ -116,16 +115,15 @@ def to_mesh(tensor, mesh, placements=None):
     """
     old, held = sharding_of(_core.sharding(_checked(tensor)))
     if placements is None and held and len(held) == mesh.ndim:
-        placements = tuple(Replicate() if isinstance(p, Partial) else p for p in held)
+        placements = without_partial(held)
     placements = check_placements(mesh, placements, tensor.dim())
     if old is None or mesh_number(old) == mesh_number(mesh):
         return redistribute(tensor, mesh, placements)
-    if any(isinstance(placement, Partial) for placement in placements):
+    if has_partial(placements):
         raise ValueError(f"to_mesh(mesh, {placements}): a tensor can't get to another mesh as "
                          "partial sums: go there replicated or sharded")
-    if any(isinstance(placement, Partial) for placement in held):
-        whole = [Replicate() if isinstance(p, Partial) else p for p in held]
-        tensor = redistribute(tensor, old, whole)
+    if has_partial(held):
+        tensor = redistribute(tensor, old, without_partial(held))
     return _Redistribute.apply(tensor, sharding_number(mesh, placements))
 
 
@@ -137,10 +135,9 @@ def request(tensor):
     running = runtime()
     number = _core.sharding(tensor)
     mesh, held = sharding_of(number)
-    if held and any(isinstance(placement, Partial) for placement in held):
-        whole = tuple(Replicate() if p.is_partial() else p for p in held)
+    if held and has_partial(held):
         with issuing_to(_core.graph_of(tensor)):
-            tensor = _move(tensor, sharding_number(mesh, whole))
+            tensor = _move(tensor, sharding_number(mesh, without_partial(held)))
         number = _core.sharding(tensor)
     sizes = list(tensor.shape)
     workers = None if mesh is None else mesh.mesh.flatten().tolist()

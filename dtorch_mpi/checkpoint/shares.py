@@ -6,12 +6,11 @@ import threading
 import time
 
 import torch
-from torch.distributed.tensor import Partial, Replicate
 
 from .. import _core
 from ..kernels import python_kernel
 from ..kernels.timeline import on_all_workers
-from ..mesh import packed_of, sharding_number, sharding_of
+from ..mesh import has_partial, packed_of, sharding_number, sharding_of, without_partial
 from . import together, worker_writing
 from .elements import dtype_name
 from .errors import CheckpointError
@@ -166,8 +165,8 @@ def _texts(rows):
 def _summed(tensor):
     """The tensor without partial sums, which are no one's part of the value."""
     mesh, placements = sharding_of(_core.sharding(tensor))
-    if mesh is None or not any(isinstance(p, Partial) for p in placements):
+    if mesh is None or not has_partial(placements):
         return tensor
-    whole = tuple(Replicate() if isinstance(p, Partial) else p for p in placements)
-    return _core.redistribute(tensor, _core.sharding(tensor), sharding_number(mesh, whole))
+    whole = sharding_number(mesh, without_partial(placements))
+    return _core.redistribute(tensor, _core.sharding(tensor), whole)
 

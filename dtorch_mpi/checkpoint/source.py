@@ -2,10 +2,8 @@
 
 from fnmatch import fnmatchcase
 
-from torch.distributed.tensor import Partial, Replicate, Shard
-
 from ..kernels import call
-from ..mesh import check_placements
+from ..mesh import check_placements, without_partial
 from ..sharding.plan import placements_for
 from . import index, manifest, shares
 from .errors import CheckpointError
@@ -82,6 +80,8 @@ class Source:
         return self._there(name, self._mesh, self._planned(name, dims))
 
     def _planned(self, name, dims):
+        from torch.distributed.tensor import Replicate, Shard  # see mesh.py
+
         if any(fnmatchcase(name, pattern) for pattern in self._plan):
             return placements_for(name, self._plan, self._mesh)
         if len(dims) != self._mesh.ndim:
@@ -93,8 +93,7 @@ class Source:
             return self._here(name, tensor.device)
         if tensor.device_mesh is None:
             return self._there(name, None, None)
-        placements = (Replicate() if isinstance(p, Partial) else p for p in tensor.placements)
-        return self._there(name, tensor.device_mesh, tuple(placements))
+        return self._there(name, tensor.device_mesh, without_partial(tensor.placements))
 
     def _here(self, name, device):
         self.sizes(name)  # raises if there is none of that name

@@ -3,8 +3,6 @@
 Called once for each new key of the capture cache, never on a hit.
 """
 
-import sys
-
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
@@ -23,12 +21,6 @@ SHAPED_RIGHT = {
     aten._linalg_svd.default, aten.linalg_eig.default, aten._linalg_eigh.default,
     aten.linalg_qr.default,
 }
-
-
-def decision_count():
-    # Only looked up: the rules take a second to load, and a job of one worker needs none.
-    propagator = sys.modules.get("dtorch_mpi.sharding.propagator")
-    return propagator.num_decisions() if propagator else 0
 
 
 def shard(name, overload, values, outputs, measured):

@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from torch._C._distributed import Placement
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate
 
 Plan = Mapping[str, Placement | Sequence[Placement]]
 
@@ -20,6 +20,8 @@ def placements_for(name: str, plan: Plan, mesh: DeviceMesh) -> tuple[Placement, 
     Raises ValueError where the placements are not one for each axis of ``mesh``, and
     TypeError where they are not placements.
     """
+    from torch.distributed.tensor import Replicate  # see mesh.py
+
     matching = [pattern for pattern in plan if fnmatchcase(name, pattern)]
     if not matching:
         return (Replicate(),) * mesh.ndim

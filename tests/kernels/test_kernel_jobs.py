@@ -23,21 +23,22 @@ import torch
 import dtorch_mpi as dt
 
 dt.init()
-
+x = torch.ones(3, device="dtorch")
+"""
+OF_A_KIND = """
 {definition}
 
-x = torch.ones(3, device="dtorch")
-made = late(x)
+made = late(x)  # {kind}
 written = x + 1
 assert torch.equal((x * 2).cpu(), torch.full((3,), 2.0)) if sys.argv[1] == "known" else True
 try:
     made.to_torch()
     dt.sync()
-    print("known")
+    print("{kind} known")
 except dt.WorkerError as error:
-    print("site", error.site)
-    print("operator", error.operator)
-    print("reason", error.reason)
+    print("{kind} site", error.site)
+    print("{kind} operator", error.operator)
+    print("{kind} reason", error.reason)
 for step in range(8):  # in a plan too
     try:
         (late(x * step) + 1).to_torch()
@@ -48,12 +49,12 @@ assert torch.equal((x + 1).cpu(), torch.full((3,), 2.0))
 LIMIT = 170  # seconds of a job: on a loaded machine the import of PyTorch alone takes a minute
 DEFINITIONS = {
     "python_kernel": """
-@dt.python_kernel("late::op(Tensor x) -> Tensor", meta=torch.empty_like)
+@dt.python_kernel("late::python_kernel(Tensor x) -> Tensor", meta=torch.empty_like)
 def late(x):
     return x + 1
 """,
     "custom_op": """
-@torch.library.custom_op("late::op", mutates_args=())
+@torch.library.custom_op("late::custom_op", mutates_args=())
 def late(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
@@ -62,23 +63,34 @@ late.register_fake(torch.empty_like)
 }
 
 
+@pytest.fixture(scope="module", params=["thread", "mpirun"])
+def late_job(request, tmp_path_factory):
+    """(launcher, script, what it printed) of a job that registers an operator of each kind."""
+    script = tmp_path_factory.mktemp("late") / "late.py"
+    script.write_text(LATE + "".join(
+        OF_A_KIND.replace("{definition}", definition).replace("{kind}", kind)
+        for kind, definition in DEFINITIONS.items()))
+    known = "known" if request.param == "thread" else "unknown"
+    ended = run_job(script, known, launcher=request.param, limit=LIMIT)
+    assert ended.code == 0, ended.err
+    return request.param, script, ended.out
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", DEFINITIONS)
-@pytest.mark.parametrize("launcher", ["thread", "mpirun"])
-def test_registered_after_init(tmp_path, kind, launcher):
-    script = tmp_path / "late.py"
-    text = LATE.replace("{definition}", DEFINITIONS[kind])
-    script.write_text(text)
-    known = launcher == "thread"
-    ended = run_job(script, "known" if known else "unknown", launcher=launcher, limit=LIMIT)
-    if known:
-        assert (ended.code, ended.out) == (0, "known\n"), ended.err
+def test_registered_after_init(late_job, kind):
+    launcher, script, out = late_job
+    told = [line for line in out.splitlines() if line.startswith(kind)]
+    if launcher == "thread":
+        assert told == [f"{kind} known"]
         return
-    assert ended.code == 0, ended.err
-    line = 1 + text[: text.index("made = late(x)")].count("\n")
-    assert f"site {script}:{line} in <module>" in ended.out
-    assert "operator late::op(Float[3])" in ended.out
-    assert "reason this worker does not know the operator: register it" in ended.out
+    text = script.read_text()
+    line = 1 + text[: text.index(f"made = late(x)  # {kind}")].count("\n")
+    site, operator, reason = told
+    assert site.startswith(f"{kind} site {script}:{line} in <module>")
+    assert operator.startswith(f"{kind} operator late::{kind}(Float[3])")
+    assert reason.startswith(
+        f"{kind} reason this worker does not know the operator: register it")
 
 
 CHOSEN = """
