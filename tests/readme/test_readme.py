@@ -243,6 +243,16 @@ def _job_scripts(text):
         assert done.returncode == 2 and f"sbatch {script}" in done.stderr
 
 
+@executes("GPUs", "sh")
+def _gpus(text):
+    check, simulated = [line for line, _ in lines_of(text)]
+    # Where there is a GPU it takes as long as these tests, and is run by hand.
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        assert run(f"cd {ROOT} && {check}").startswith("gpu_check: no GPU here")
+    if torch.version.cuda is None:
+        assert " passed" in run(f"cd {ROOT} && {simulated}")
+
+
 @executes("What you have, and whether it works", "sh")
 def _info_and_doctor(text):
     info, doctor = [line for line, _ in lines_of(text)]
