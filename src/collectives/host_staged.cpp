@@ -3,29 +3,14 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <thread>
-
 #include "collectives/work.h"
+#include "device/streams.h"
 
 namespace dtorch {
 namespace {
 
 c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-c10::Event recorded(c10::Device device) {
-  c10::Event event(device.type());
-  event.record(current_stream(device));
-  return event;
-}
-
-// For this event only: a stream or device that is waited for may have been given more meanwhile.
-void wait_for(const c10::Event& event) {
-  Patience patience;
-  while (!event.query()) {
-    if (!patience.spin()) std::this_thread::sleep_for(patience.nap());
-  }
 }
 
 }  // namespace
@@ -39,7 +24,7 @@ HostStagedWork::HostStagedWork(const Request& request, std::vector<StandIn> stag
       issued_(std::move(issued)) {}
 
 void HostStagedWork::start(CheckedBackend& inner, Request&& request) {
-  wait_for(issued_);
+  DeviceStreams::wait(issued_);
   request.results.clear();
   inner_ = inner.start(std::move(request));
 }
@@ -76,8 +61,10 @@ void HostStagedWork::bring_results() {
     const at::AutoDispatchBelowADInplaceOrView guard;
     for (const StandIn& staged : staged_) {
       staged.callers.copy_(staged.dense, /*non_blocking=*/true);
+      // Whoever frees it may have another stream, and may not wait for this one.
+      DeviceStreams::keep_for(current_stream(device_), staged.callers);
     }
-    brought_ = std::make_unique<c10::Event>(recorded(device_));
+    brought_ = std::make_unique<c10::Event>(DeviceStreams::mark(current_stream(device_)));
     // The allocator of pinned memory keeps it until the copies have ended.
     staged_.clear();
   } catch (...) {
@@ -116,7 +103,7 @@ HostStagedBackend::HostStagedBackend(c10::intrusive_ptr<CheckedBackend> inner, c
 
 c10::intrusive_ptr<c10d::Work> HostStagedBackend::start(Request&& request) {
   auto staged = request.take_staged();
-  auto work = c10::make_intrusive<HostStagedWork>(request, std::move(staged), recorded(request.caller.device));
+  auto work = c10::make_intrusive<HostStagedWork>(request, std::move(staged), DeviceStreams::mark(current_stream(request.caller.device)));
   work->start(*inner_, std::move(request));
   return work;
 }

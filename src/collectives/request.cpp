@@ -1,11 +1,12 @@
 #include "collectives/request.h"
 
-#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
 #include <cassert>
 #include <sstream>
+
+#include "device/pinned.h"
 
 namespace dtorch {
 namespace {
@@ -16,15 +17,11 @@ bool is_dense(const at::Tensor& tensor) {
 
 // Contiguous memory of the tensor's size that the CPU can use: pinned for one on an accelerator.
 at::Tensor stand_in_for(const at::Tensor& tensor) {
-  const auto options = tensor.options().memory_format(at::MemoryFormat::Contiguous);
-  if (tensor.is_cpu()) return at::empty(tensor.sizes(), options);
-  // Not at::empty's pin_memory, which asks for the one accelerator that torch was built for.
-  const size_t bytes = tensor.numel() * tensor.element_size();
-  c10::Storage pinned(c10::Storage::use_byte_size_t(), bytes,
-                      at::getHostAllocator(tensor.device().type())->allocate(bytes), nullptr,
-                      /*resizable=*/false);
-  return at::empty({0}, options.device(at::kCPU))
-      .set_(std::move(pinned), 0, tensor.sizes(), c10::contiguous_strides(tensor.sizes()));
+  if (tensor.is_cpu()) {
+    return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  }
+  return pinned(tensor.device().type(), tensor.sizes(), c10::contiguous_strides(tensor.sizes()),
+                tensor.scalar_type());
 }
 
 // Reading the address through the const accessor leaves a copy-on-write tensor shared;
