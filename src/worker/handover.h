@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -27,7 +28,7 @@ using DeviceGroups = std::vector<c10::intrusive_ptr<c10d::Backend>>;
 
 class Handover {
  public:
-  explicit Handover(const WorkerLink& link) : link_(link) {}
+  Handover(const WorkerLink& link, c10::Device device) : link_(link), device_(device) {}
   ~Handover() {
     {
       std::lock_guard<std::mutex> guard(mutex_);
@@ -64,6 +65,8 @@ class Handover {
   static constexpr int kSpins = 200;
 
   void run() {
+    // A thread that has chosen none takes memory of the first device for itself.
+    const c10::DeviceGuard guard(device_);
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return is_over_ || !items_.empty(); });
@@ -143,6 +146,7 @@ class Handover {
 
  private:
   const WorkerLink link_;
+  const c10::Device device_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;

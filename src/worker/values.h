@@ -113,7 +113,7 @@ void answer(WorkerState& state, const WorkerLink& link, Reader& reader, Make&& m
   try {
     owed = make(&reply, &ready);
     if (owed && ready) {
-      if (!state.handover) state.handover = std::make_unique<Handover>(link);
+      if (!state.handover) state.handover = std::make_unique<Handover>(link, state.device);
       forget_ended(&state.collectives);
       state.handover->post({promise, std::move(reply), std::move(*ready),
                             place_of(state, "reading a value: "), state.collectives, nccl_groups(state)});
