@@ -24,7 +24,7 @@ FOLDERS = {
     "others": ["tests/futures/test_values.py", "tests/graphs/test_graphs.py",
                "tests/device/test_moving.py", "tests/device/test_autocast.py",
                "tests/random/test_generator.py", "tests/sharding/test_redistribute.py"],
-    "more": ["tests/device", "tests/random", "tests/kernels", "tests/meshes",
+    "more": ["tests/device", "tests/random", "tests/kernels", "tests/meshes/test_to_mesh.py",
              "tests/graphs/test_lives_of_graphs.py", "tests/graphs/test_memory_between_graphs.py"],
 }  # fmt: skip
 
