@@ -10,7 +10,7 @@ _Meta = tuple[int, tuple[int, ...], tuple[int, ...], int, int]
 # home, number, place: by which a worker names where a value is to go
 _Promise = tuple[int, int, int]
 
-def set_workers_device(type: str) -> None: ...
+def set_workers_device(type: str) -> bool: ...
 def register(
     *,
     read: Callable[..., Any],

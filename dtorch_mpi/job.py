@@ -48,8 +48,9 @@ class Runtime:
     def start(self):
         from .fusion.agreement import AgreedKernels
 
-        _core.set_workers_device(self.device_kind)
-        torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype(self.device_kind))
+        # Not within an autocast of the program's, which may be what starts the workers.
+        if _core.set_workers_device(self.device_kind) and not torch.is_autocast_enabled("dtorch"):
+            torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype(self.device_kind))
         self.main.start(AgreedKernels(self))
 
     def open_graph(self, number, settings):

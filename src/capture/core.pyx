@@ -78,10 +78,11 @@ cdef extern from *:
       dtorch::register_capture();
       dtorch::register_autocast(dtorch::workers_device);
     }
-    static void dtorch_set_workers_device(const std::string& type) {
+    static bool dtorch_set_workers_device(const std::string& type) {
       const auto known = c10::Device(type).type();
-      if (known == dtorch::workers_device.exchange(known)) return;
+      if (known == dtorch::workers_device.exchange(known)) return false;
       dtorch::register_autocast(known);
+      return true;
     }
     static void dtorch_open_queue(dtorch::RecordQueue& queue) {
       queue.while_waiting = [] { dtorch::check_workers(); };
@@ -113,7 +114,7 @@ cdef extern from *:
     }
     """
     void dtorch_register() except +
-    void dtorch_set_workers_device(const string&) except +
+    cbool dtorch_set_workers_device(const string&) except +
     void dtorch_end_with(int instead_of, int code)
     void dtorch_append_meta(vector[TensorMeta]&, int, const vector[int64_t]&, uint32_t)
     object dtorch_default_generator() except +
@@ -286,8 +287,11 @@ cdef extern from "tensor/slot.h" namespace "dtorch":
 
 
 def set_workers_device(str type):
-    """Tell what kind of device the workers compute on: cpu, cuda and so on. When a job starts."""
-    dtorch_set_workers_device(type.encode())
+    """Tell what kind of device the workers compute on: cpu, cuda and so on. When a job starts.
+
+    Returns whether it is another kind than before.
+    """
+    return dtorch_set_workers_device(type.encode())
 
 
 def register(*, read, describe, shard, elements, sizes, start, drain, synchronize, measure,

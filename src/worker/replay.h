@@ -77,13 +77,9 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
     early.reach(position);
     if (!early.take(position)) run_record(state, plan, stretch, place.record, flags, general);
   };
-  // Runs what may run beside each other or as one graph, if such a part begins at this place and ends by
-  // `end`: returns where it ends.
+  // Runs what may run beside each other, if a section begins at this place and ends by `end`: returns
+  // where it ends.
   const auto run_section = [&](Stretch& stretch, const Place& place, uint32_t end, uint16_t flags) {
-    if (state.graph_maker) {
-      early.reach(plan.position(place));
-      if (const uint32_t next = run_captured(state, plan, place, end); next > place.record) return next;
-    }
     const Section* section = plan.sections.empty() ? nullptr : section_at(plan, place);
     if (section == nullptr || section->last() > end) return place.record;
     early.reach(plan.position(place));
@@ -98,15 +94,18 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
     return state.streams.exist() ? run_beside(StreamedSectionRun(state, plan, *section))
                                  : run_beside(ThreadedSectionRun(state, plan, *section));
   };
+  // The same of a part that is a graph of the device.
+  const auto run_graph = [&](const Place& place, uint32_t end) {
+    if (C10_LIKELY(!state.graph_maker)) return place.record;
+    early.reach(plan.position(place));
+    return run_captured(state, plan, place, end);
+  };
   for (uint32_t record = first; record < last && !state.stopped;) {
     state.record = before + (record - first);
-    if (state.graph_maker) {
-      early.reach(plan.position({0, record}));
-      if (const uint32_t next = run_captured(state, plan, {0, record}, last); next > record) {
-        record = next;
-        while (region != plan.regions.end() && region->first < record) ++region;
-        continue;
-      }
+    if (const uint32_t next = run_graph({0, record}, last); next > record) {
+      record = next;
+      while (region != plan.regions.end() && region->first < record) ++region;
+      continue;
     }
     if (region != plan.regions.end() && region->first == record) {
       const auto number = static_cast<uint32_t>(region - plan.regions.begin()) + 1;
@@ -114,7 +113,8 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
         constexpr uint16_t kFlags = Event::kReplayed | Event::kRewritten;
         const uint32_t end = region->stretch.window.num_records();
         for (uint32_t r = 0; r < end;) {
-          const uint32_t next = run_section(region->stretch, {number, r}, end, kFlags);
+          uint32_t next = run_graph({number, r}, end);
+          if (next == r) next = run_section(region->stretch, {number, r}, end, kFlags);
           if (next > r) {
             r = next;
             continue;

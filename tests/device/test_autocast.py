@@ -118,6 +118,23 @@ def test_default_dtype_and_switches():
     assert torch.amp.is_autocast_available("dtorch")
 
 
+def test_workers_that_start_within_autocast():
+    import dtorch_mpi as dt
+
+    dt.shutdown()
+    with torch.autocast("dtorch", torch.float16):
+        x = torch.ones(2, 2, device="dtorch")
+        assert (x @ x).dtype == torch.float16
+    dt.shutdown()
+    before = torch.get_autocast_dtype("dtorch")
+    torch.set_autocast_dtype("dtorch", torch.float16)
+    try:
+        dt.init()
+        assert torch.get_autocast_dtype("dtorch") == torch.float16
+    finally:
+        torch.set_autocast_dtype("dtorch", before)
+
+
 @pytest.mark.parametrize(
     "module",
     [
