@@ -43,6 +43,9 @@ class Settings:
     branches: in what is replayed, operators that do not depend on each other run at once, too."""
     cuda_graphs: bool = False
     """Whether workers on GPUs of CUDA run parts of what is replayed as CUDA graphs."""
+    triton: bool = False
+    """Whether workers on GPUs of CUDA run kernels that Triton compiles, in the place of several
+    operators each."""
     spins: int = 500
     """How often a waiting worker yields before it sleeps."""
     home: str = ""

@@ -7,15 +7,19 @@ from . import kernels
 from .kernels import FAILED, MAKING, READY
 
 
-def ask_workers(texts, num_workers):
-    """A future of each worker's states of kernels, [workers, kernels]."""
+def ask_workers(texts, num_workers, on_gpus=False):
+    """A future of each worker's states of kernels, [workers, kernels]. on_gpus: of those for the
+    GPUs that workers have."""
     from ..tensor import to_torch_async
 
-    return to_torch_async(on_all_workers("fused_kernels", [texts], num_workers, len(texts)))
+    return to_torch_async(on_all_workers("fused_kernels", [texts, on_gpus], num_workers, len(texts)))
 
 
 class AgreedKernels:
-    """Rank 0's view: asks its own process first, then the workers of others.
+    """Rank 0's view: asks its own process first, then the workers of others. Of kernels for GPUs it
+    asks the workers alone, who know which they have.
+
+    on_gpus: whether workers compute on GPUs. are_wanted: whether kernels are made for them.
 
     Used by the planner's thread alone, but for counts().
     """
@@ -23,7 +27,9 @@ class AgreedKernels:
     def __init__(self, running):
         self._running = running
         self._own = kernels.of_process()
-        self._are_all_here = len(running.local_workers) == running.num_workers
+        self.on_gpus = running.device_kind != "cpu"
+        self.are_wanted = running.settings.triton or not self.on_gpus
+        self._are_all_here = not self.on_gpus and len(running.local_workers) == running.num_workers
         self._states = {}  # packed description -> READY or FAILED, once all workers have said so
         self._asked = set()
         self._wanted = set()
@@ -31,9 +37,7 @@ class AgreedKernels:
         self._next, self._delay = 0.0, 0.0
 
     def are_there(self, text):
-        """Whether all workers have a kernel; has it made otherwise. None is made for GPUs."""
-        if self._running.device_kind != "cpu":
-            return False
+        """Whether all workers have a kernel; has it made otherwise."""
         state = self._states.get(text)
         if state is None:
             self._asked.add(text)
@@ -57,6 +61,8 @@ class AgreedKernels:
 
     def look(self):
         """Take in what is known by now. Never waits."""
+        if self.on_gpus:
+            return self._ask(list(self._wanted))
         here = []
         for text in list(self._wanted):
             state = self._own.state(text)
@@ -93,4 +99,4 @@ class AgreedKernels:
         left = [text for text in texts if text in self._wanted]
         if left and time.monotonic() >= self._next:
             self._delay = self._delay or 0.5
-            self._reply = left, ask_workers(left, self._running.num_workers)
+            self._reply = left, ask_workers(left, self._running.num_workers, self.on_gpus)

@@ -34,8 +34,9 @@ class CompileProcess:
         self._asked = set()
         self._text = b""
 
-    def request(self, path, spec):
-        """Have the kernel compiled into the library at `path`."""
+    def request(self, path, spec, gpu=None):
+        """Have the kernel compiled into the file at `path`. gpu: None for a library of this
+        machine's; else which GPU it is for, as compiler/triton_library.py has it."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(self._nice)], bufsize=0,
@@ -44,7 +45,7 @@ class CompileProcess:
             )  # fmt: skip
             os.set_blocking(self._process.stdout.fileno(), False)
             self._text = b""
-        line = json.dumps({"path": str(path), "spec": spec}) + "\n"
+        line = json.dumps({"path": str(path), "spec": spec, "gpu": gpu}) + "\n"
         self._asked.add(str(path))
         with contextlib.suppress(BrokenPipeError):  # answers() says so
             self._process.stdin.write(line.encode())

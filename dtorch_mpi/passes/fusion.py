@@ -13,13 +13,16 @@ def fusion(graph):
 
     What only they need is never written to memory. The bits are the same, but for sums within a
     row: see fusion/compiler. A kernel that workers don't have yet is asked for, and the window
-    stays as it is until then.
+    stays as it is until then. On GPUs lists are left to PyTorch's own kernels, which take many
+    tensors at a time.
     """
-    if graph.kernels is None:
+    if graph.kernels is None or not graph.kernels.are_wanted:
         return
     left_out = set()
 
     def use(fused):
+        if graph.kernels.on_gpus and not fused.inputs:
+            return  # it would not know where to put what it makes
         text = packed(fused.spec)
         if graph.kernels.are_there(text):
             fused.put(number_of(text))
@@ -29,7 +32,7 @@ def fusion(graph):
     # What is in several kinds of group goes to the first.
     for group in () if keeps_sums() else reduction_groups.find(graph):
         use(reduction_groups.FusedRows(graph, group))
-    for group in list_groups.find(graph):
+    for group in () if graph.kernels.on_gpus else list_groups.find(graph):
         fused = list_groups.FusedLists(graph, group)
         if fused.spec is not None and left_out.isdisjoint(id(part.node) for part in group.parts):
             use(fused)

@@ -1,44 +1,19 @@
-#include "worker/fused.h"
-
-#include <dlfcn.h>
-
+// The operators that call fused kernels.
 #include <algorithm>
-#include <memory>
-#include <mutex>
-#include <shared_mutex>
-#include <stdexcept>
-#include <unordered_map>
+#include <vector>
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Scalar.h>
 #include <torch/library.h>
 
+#include "worker/fused_call.h"
+
 namespace dtorch {
 namespace {
 
-// Of the process; a kernel that is known stays.
-struct Kernels {
-  std::shared_mutex mutex;
-  std::unordered_map<int64_t, std::unique_ptr<FusedKernel>> by_number;
-
-  static Kernels& get() {
-    static Kernels* kernels = new Kernels;
-    return *kernels;
-  }
-};
-
-const FusedKernel& known_kernel(int64_t number) {
-  auto& kernels = Kernels::get();
-  std::shared_lock lock(kernels.mutex);
-  auto found = kernels.by_number.find(number);
-  TORCH_CHECK(found != kernels.by_number.end(), "fused kernel ", number, " is not loaded on this worker: this is a "
-              "fault of dtorch_mpi; leave fusion out of DTORCH_PASSES meanwhile");
-  return *found->second;
-}
+using Extent = FusedKernel::Extent;
 
 // What a kernel reads a number from.
 void put_number(const at::Scalar& number, c10::ScalarType dtype, int64_t* place) {
@@ -76,55 +51,52 @@ Spread spread_over(at::Tensor* tensor, at::IntArrayRef sizes) {
   return spread;
 }
 
-void check_input(const FusedKernel& kernel, int64_t number, size_t i, const at::Tensor& input,
-                 at::IntArrayRef sizes) {
+c10::Device device_of(at::TensorList inputs) { return inputs.empty() ? c10::Device(c10::kCPU) : inputs.front().device(); }
+
+const FusedKernel& kernel_for(int64_t number, at::TensorList inputs, size_t num_numbers) {
+  const auto device = device_of(inputs);
+  const FusedKernel& kernel = known_kernel(number, device.is_cpu() ? kHost : device.index());
+  TORCH_CHECK(inputs.size() == kernel.inputs.size() && num_numbers == kernel.numbers.size(), "fused kernel ", number,
+              " takes ", kernel.inputs.size(), " tensors and ", kernel.numbers.size(), " numbers, got ", inputs.size(),
+              " and ", num_numbers);
+  return kernel;
+}
+
+void check_input(const FusedKernel& kernel, int64_t number, size_t i, at::TensorList inputs, at::IntArrayRef sizes) {
+  const auto& input = inputs[i];
   const auto extent = kernel.extents[i];
-  TORCH_CHECK(input.device().is_cpu() && input.scalar_type() == kernel.inputs[i] &&
-                  (extent != FusedKernel::Extent::kWhole || input.sizes() == sizes) &&
-                  (extent != FusedKernel::Extent::kOne || input.numel() == 1),
+  TORCH_CHECK(input.device() == device_of(inputs) && input.scalar_type() == kernel.inputs[i] &&
+                  (extent != Extent::kWhole || input.sizes() == sizes) &&
+                  (extent != Extent::kOne || input.numel() == 1),
               "input ", i, " of fused kernel ", number, " is ", input.toString(), input.sizes(),
               ": expected ", c10::toString(kernel.inputs[i]), " as the others");
+}
+
+std::vector<int64_t> bits_of(const FusedKernel& kernel, at::ArrayRef<at::Scalar> numbers) {
+  std::vector<int64_t> bits(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) put_number(numbers[i], kernel.numbers[i], &bits[i]);
+  return bits;
 }
 
 // least: sizes that the outputs have at least, where inputs don't say so.
 std::vector<at::Tensor> fused(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers,
                               at::IntArrayRef least) {
-  const FusedKernel& kernel = known_kernel(number);
-  TORCH_CHECK(inputs.size() == kernel.inputs.size() && numbers.size() == kernel.numbers.size(), "fused kernel ",
-              number, " takes ", kernel.inputs.size(), " tensors and ", kernel.numbers.size(), " numbers, got ",
-              inputs.size(), " and ", numbers.size());
-  using Extent = FusedKernel::Extent;
+  const FusedKernel& kernel = kernel_for(number, inputs, numbers.size());
   at::DimVector sizes(least);
   for (const auto& input : inputs) sizes = at::infer_size_dimvector(sizes, input.sizes());
-  std::vector<at::Tensor> kept(inputs.begin(), inputs.end());
-  std::vector<Spread> spreads;
-  std::vector<void*> pointers;
+  FusedCall call(kernel);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Extent extent = kernel.extents[i];
-    check_input(kernel, number, i, inputs[i], sizes);
-    if (extent == Extent::kSpread) {
-      spreads.push_back(spread_over(&kept[i], sizes));
-    } else {
-      kept[i] = inputs[i].contiguous();
-    }
-    pointers.push_back(const_cast<void*>(kept[i].const_data_ptr()));
+    check_input(kernel, number, i, inputs, sizes);
+    at::Tensor input = inputs[i];
+    if (kernel.extents[i] == Extent::kSpread) call.spreads.push_back(spread_over(&input, sizes));
+    call.inputs.push_back(kernel.extents[i] == Extent::kSpread ? input : input.contiguous());
   }
-  std::vector<int64_t> values(numbers.size());
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    put_number(numbers[i], kernel.numbers[i], &values[i]);
-    pointers.push_back(&values[i]);
-  }
-  std::vector<at::Tensor> outputs;
+  call.numbers = bits_of(kernel, numbers);
   for (const auto dtype : kernel.outputs) {
-    outputs.push_back(at::empty(sizes, at::TensorOptions(dtype)));
-    pointers.push_back(outputs.back().data_ptr());
+    call.outputs.push_back(at::empty(sizes, at::TensorOptions(dtype).device(device_of(inputs))));
   }
-  for (auto& spread : spreads) pointers.push_back(&spread);
-  // In parts as TensorIterator makes them: what is left over at the end of each comes out alike.
-  at::parallel_for(0, c10::multiply_integers(sizes), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
-    kernel.function(pointers.data(), begin, end);
-  });
-  return outputs;
+  call.run(c10::multiply_integers(sizes));
+  return std::move(call.outputs);
 }
 
 // One element for each row, or for each column, of a tensor that is broadcast to `sizes`.
@@ -139,12 +111,8 @@ at::Tensor one_for_each(const at::Tensor& tensor, at::IntArrayRef sizes, int64_t
 // The last `dims` dims are a row, which a kernel may reduce.
 std::vector<at::Tensor> fused_rows(int64_t number, at::TensorList inputs, at::ArrayRef<at::Scalar> numbers,
                                    int64_t dims) {
-  const FusedKernel& kernel = known_kernel(number);
-  TORCH_CHECK(kernel.rows_function != nullptr && inputs.size() == kernel.inputs.size() &&
-                  numbers.size() == kernel.numbers.size(),
-              "fused kernel ", number, " got ", inputs.size(), " tensors and ", numbers.size(), " numbers: expected ",
-              kernel.inputs.size(), " and ", kernel.numbers.size(), ", of a kernel that reduces rows");
-  using Extent = FusedKernel::Extent;
+  const FusedKernel& kernel = kernel_for(number, inputs, numbers.size());
+  TORCH_CHECK(kernel.reduces_rows, "fused kernel ", number, " reduces no rows, expected one that does");
   at::DimVector sizes;
   for (const auto& input : inputs) sizes = at::infer_size_dimvector(sizes, input.sizes());
   const int64_t first_column = static_cast<int64_t>(sizes.size()) - dims;
@@ -152,37 +120,26 @@ std::vector<at::Tensor> fused_rows(int64_t number, at::TensorList inputs, at::Ar
   const at::IntArrayRef leading(sizes.data(), first_column);
   at::DimVector kept(sizes);
   std::fill(kept.begin() + first_column, kept.end(), 1);
-  std::vector<at::Tensor> outputs;
+  FusedCall call(kernel);
   for (size_t i = 0; i < kernel.outputs.size(); ++i) {
     const Extent extent = kernel.output_extents[i];
     const at::IntArrayRef own = extent == Extent::kWhole ? sizes : extent == Extent::kColumn ? kept : leading;
-    outputs.push_back(at::empty(own, at::TensorOptions(kernel.outputs[i])));
+    call.outputs.push_back(at::empty(own, at::TensorOptions(kernel.outputs[i]).device(device_of(inputs))));
   }
   const int64_t rows = c10::multiply_integers(leading);
-  if (rows == 0) return outputs;
+  if (rows == 0) return std::move(call.outputs);
   const int64_t columns = c10::multiply_integers(sizes) / rows;
   TORCH_CHECK(columns > 0, "a fused kernel reduces rows without elements");
-  std::vector<at::Tensor> contiguous;
-  std::vector<void*> pointers;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Extent extent = kernel.extents[i];
-    check_input(kernel, number, i, inputs[i], sizes);
+    check_input(kernel, number, i, inputs, sizes);
     const bool is_one_for_each = extent == Extent::kRow || extent == Extent::kColumn;
-    contiguous.push_back(is_one_for_each ? one_for_each(inputs[i], sizes, first_column, extent == Extent::kColumn)
-                                         : inputs[i].contiguous());
-    pointers.push_back(const_cast<void*>(contiguous.back().const_data_ptr()));
+    call.inputs.push_back(is_one_for_each ? one_for_each(inputs[i], sizes, first_column, extent == Extent::kColumn)
+                                          : inputs[i].contiguous());
   }
-  std::vector<int64_t> values(numbers.size());
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    put_number(numbers[i], kernel.numbers[i], &values[i]);
-    pointers.push_back(&values[i]);
-  }
-  for (auto& output : outputs) pointers.push_back(output.data_ptr());
-  const int64_t grain = std::max<int64_t>(1, at::internal::GRAIN_SIZE / columns);
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    kernel.rows_function(pointers.data(), begin, end, columns);
-  });
-  return outputs;
+  call.numbers = bits_of(kernel, numbers);
+  call.run_rows(rows, columns);
+  return std::move(call.outputs);
 }
 
 // A pointwise kernel for lists of tensors, of which the elements at one place belong together. The kernel's
@@ -190,7 +147,7 @@ std::vector<at::Tensor> fused_rows(int64_t number, at::TensorList inputs, at::Ar
 // each place.
 void fused_lists(int64_t number, int64_t length, at::TensorList written, at::TensorList read,
                  at::ArrayRef<at::Scalar> numbers, const c10::List<bool>& listed) {
-  const FusedKernel& kernel = known_kernel(number);
+  const FusedKernel& kernel = known_kernel(number, kHost);
   const size_t num_written = kernel.outputs.size(), num_inputs = kernel.inputs.size();
   size_t num_numbers = 0;
   for (size_t i = 0; i < listed.size(); ++i) num_numbers += listed[i] ? length : 1;
@@ -199,9 +156,9 @@ void fused_lists(int64_t number, int64_t length, at::TensorList written, at::Ten
                   numbers.size() == num_numbers,
               "fused kernel ", number, " takes ", num_inputs, " lists of ", length, " tensors, and ",
               kernel.numbers.size(), " numbers");
-  std::vector<at::Tensor> kept(num_inputs);
-  std::vector<int64_t> values(listed.size());
-  std::vector<void*> pointers(num_inputs + listed.size() + num_written);
+  FusedCall call(kernel);
+  call.inputs.resize(num_inputs);
+  call.numbers.resize(listed.size());
   for (int64_t place = 0; place < length; ++place) {
     for (size_t i = 0; i < num_inputs; ++i) {
       const auto& tensor = i < num_written ? written[i * length + place] : read[(i - num_written) * length + place];
@@ -210,19 +167,15 @@ void fused_lists(int64_t number, int64_t length, at::TensorList written, at::Ten
                       tensor.sizes() == model.sizes() && (i >= num_written || tensor.is_contiguous()),
                   "input ", i, " of fused kernel ", number, " is ", tensor.toString(), tensor.sizes(),
                   ": expected ", c10::toString(kernel.inputs[i]), " as the others");
-      kept[i] = tensor.contiguous();
-      pointers[i] = const_cast<void*>(kept[i].const_data_ptr());
+      call.inputs[i] = tensor.contiguous();
     }
     size_t next = 0;
     for (size_t i = 0; i < listed.size(); ++i) {
-      put_number(numbers[next + (listed[i] ? place : 0)], kernel.numbers[i], &values[i]);
-      pointers[num_inputs + i] = &values[i];
+      put_number(numbers[next + (listed[i] ? place : 0)], kernel.numbers[i], &call.numbers[i]);
       next += listed[i] ? length : 1;
     }
-    for (size_t i = 0; i < num_written; ++i) pointers[num_inputs + listed.size() + i] = pointers[i];
-    at::parallel_for(0, kept[0].numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
-      kernel.function(pointers.data(), begin, end);
-    });
+    call.outputs.assign(call.inputs.begin(), call.inputs.begin() + num_written);
+    call.run(call.inputs[0].numel());
   }
 }
 
@@ -237,22 +190,5 @@ TORCH_LIBRARY_FRAGMENT(dtorch, library) {
 }
 
 }  // namespace
-
-void load_fused_kernel(int64_t number, const std::string& path, FusedKernel kernel) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  void* function = library == nullptr ? nullptr : dlsym(library, "dtorch_fused");
-  void* rows_function = library == nullptr ? nullptr : dlsym(library, "dtorch_fused_rows");
-  if (function == nullptr && rows_function == nullptr) {
-    const char* error = dlerror();
-    throw std::runtime_error("loading " + path + ": " + (error != nullptr ? error : "no dtorch_fused in it"));
-  }
-  kernel.function = reinterpret_cast<FusedKernel::Function>(function);
-  kernel.rows_function = reinterpret_cast<FusedKernel::RowsFunction>(rows_function);
-  auto& kernels = Kernels::get();
-  std::unique_lock lock(kernels.mutex);
-  auto& place = kernels.by_number[number];
-  // A worker of this process may be about to call the one that is there.
-  if (!place) place = std::make_unique<FusedKernel>(std::move(kernel));
-}
 
 }  // namespace dtorch

@@ -9,6 +9,7 @@ that it names, as a line of JSON.
 
 import contextlib
 import fcntl
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def build():
             "simulated_gpu_extension", [str(path) for path in sorted(HERE.glob("*.cpp"))],
             build_directory=str(folder),
             # NDEBUG as in PyTorch's wheels: its headers lay out some classes by it.
-            extra_cflags=["-std=c++20", "-O1", "-g1", "-DNDEBUG", "-Wno-attributes"])  # fmt: skip
+            extra_cflags=["-std=c++20", "-O1", "-g1", "-DNDEBUG", "-Wno-attributes"],
+            # By which whoever looks for CUDA's driver finds it.
+            extra_ldflags=["-Wl,-soname,libcuda.so.1"])  # fmt: skip
 
 
 def load(devices=2):
@@ -61,15 +64,21 @@ def load(devices=2):
             "expected a build for the CPU only (pip install --index-url "
             "https://download.pytorch.org/whl/cpu torch)")  # fmt: skip
     if _extension is None:
+        from . import triton_programs
         from .cuda_operators import cuda_operators
 
         extension = build()
-        extension.start(devices, cuda_operators())
+        if importlib.util.find_spec("triton"):
+            triton_programs.load()
+        extension.start(devices, cuda_operators() | {"simulated_gpu::launch": "one device"})
+        extension.set_interpreter(triton_programs)
         # Python's factories ask for it, and it would say that there is no CUDA.
         torch.cuda._lazy_init = lambda: None
         # What dtorch_mpi.device_graphs asks of it.
         extension.CUDAGraph.native_replay = lambda graph: (
             extension.replay_address(), graph.address())
+        torch.cuda.current_device = extension.current_device
+        torch.cuda.get_device_capability = lambda device=None: (8, 0)
         torch.cuda.CUDAGraph = extension.CUDAGraph
         torch.cuda.graph_pool_handle = extension.graph_pool_handle
         _extension = extension

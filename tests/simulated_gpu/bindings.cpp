@@ -8,6 +8,7 @@
 
 #include "checker.h"
 #include "device.h"
+#include "driver.h"
 #include "failing_group.h"
 #include "graphs.h"
 #include "hooks.h"
@@ -82,6 +83,7 @@ void bind_graphs(py::module_& module) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");  // which knows Backend
   module.def("start", &start);
+  module.def("set_interpreter", &set_interpreter);
   module.def("violations", [] { return Checker::get().violations(); });
   module.def("counts", &counts);
   module.def("reset", [] { Checker::get().reset(); });
@@ -92,6 +94,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("is_pinned", [](const at::Tensor& tensor) { return is_pinned(tensor.data_ptr()); });
   module.def("exchange_stream", &exchange_stream);
   module.def("failing_group", &failing_group);
+  module.def("current_device",
+             [] { return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index(); });
   module.def("current_stream", [](int device) { return current_stream(device); });
   module.def("new_stream", [](int device) { return new_stream(device); });
   module.def("synchronize_stream", [](c10::Stream stream) {

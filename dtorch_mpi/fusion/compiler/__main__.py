@@ -1,7 +1,7 @@
 """The compile process: `python <this folder> <niceness>`; see dtorch_mpi/fusion/compile_process.py.
 
-Each line of standard input is {"path": where the kernel belongs, "spec": what it does}; each line
-of standard output is [path, what went wrong or ""]. Ends when the input does, in the middle of a
+Each line of standard input is {"path": where the kernel belongs, "spec": what it does, "gpu": None
+or which GPU it is for}; each line of standard output is [path, what went wrong or ""]. Ends when the input does, in the middle of a
 compilation too: whoever asked is gone.
 """
 
@@ -22,29 +22,39 @@ def _read(requests):
     os.killpg(0, signal.SIGKILL)
 
 
-def _make(path, spec):
+def _make(path, spec, gpu):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # One of all processes that ask for the same kernel compiles it.
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            from library import build
-            from source import VECTOR_BITS
-
-            if "extents" in spec:
-                from rows import written
-                from verification_of_rows import verify
-            else:
-                from source import written
-                from verification import verify
-
             try:
-                build(written(spec), path, VECTOR_BITS, partial(verify, spec))
+                (_make_here if gpu is None else partial(_make_for, gpu))(path, spec)
             except ValueError as error:
                 # It would be so the next time too.
                 path.with_suffix(".refused").write_text(f"{error}\n")
                 raise
+
+
+def _make_here(path, spec):
+    from library import build
+    from source import VECTOR_BITS
+
+    if "extents" in spec:
+        from rows import written
+        from verification_of_rows import verify
+    else:
+        from source import written
+        from verification import verify
+    build(written(spec), path, VECTOR_BITS, partial(verify, spec))
+
+
+def _make_for(gpu, path, spec):
+    from triton_library import build
+    from triton_source import written
+
+    build(written(spec), path, gpu)
 
 
 def main():
