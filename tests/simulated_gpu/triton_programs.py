@@ -120,7 +120,7 @@ class _Libdevice:
     """CUDA's functions of one element, by PyTorch's, which know no difference between these."""
 
     _OTHERS = {"sqrt_rn": torch.sqrt, "div_rn": torch.div, "nearbyint": torch.round,
-               "fma": _multiply_add}  # fmt: skip
+               "fma": _multiply_add, "rcp_rn": torch.reciprocal}  # fmt: skip
 
     def __getattr__(self, name):
         return functools.partial(_call, self._OTHERS.get(name) or getattr(torch, name))

@@ -23,7 +23,7 @@ def _sub(dtype, x, y, k):
 
 def _div(dtype, x, y):
     # ATen's multiplies by a number's reciprocal.
-    return f"{x} * libdevice.div_rn(1.0, {y})" if y.startswith("n") else _quotient(x, y)
+    return f"{x} * libdevice.rcp_rn({y})" if y.startswith("n") else _quotient(x, y)
 
 
 def _quotient(x, y):
@@ -48,12 +48,16 @@ def _lerp(dtype, x, y, k):
             f"libdevice.fma({x} - {y}, 1.0 - {k}, {y}))")  # fmt: skip
 
 
+def _one(like):
+    return f"tl.full((), 1.0, {like}.dtype)"  # libdevice's functions take one dtype
+
+
 def _sigmoid(x):
-    return _quotient("1.0", f"1.0 + libdevice.exp(-{x})")
+    return f"libdevice.rcp_rn(1.0 + libdevice.exp(-{x}))"
 
 
 def _silu_backward(dtype, g, x):
-    return f"{g} * {_sigmoid(x)} * libdevice.fma({x}, 1.0 - {_sigmoid(x)}, 1.0)"
+    return f"{g} * {_sigmoid(x)} * libdevice.fma({x}, 1.0 - {_sigmoid(x)}, {_one(x)})"
 
 
 def _sign(dtype, x):
@@ -87,7 +91,7 @@ EXPRESSIONS = {
     "aten::sign": _sign,
     "aten::sgn": _sign,
     "aten::square": lambda dtype, x: f"{x} * {x}",
-    "aten::reciprocal": lambda dtype, x: _quotient("1.0", x),
+    "aten::reciprocal": lambda dtype, x: f"libdevice.rcp_rn({x})",
     "aten::sqrt": _function("sqrt_rn"),
     "aten::round": _function("nearbyint"),
     "aten::relu": lambda dtype, x: _maximum(x, f"tl.zeros_like({x})"),
@@ -101,7 +105,7 @@ EXPRESSIONS = {
     "aten::clamp_min": lambda dtype, x, y: _maximum(x, y),
     "aten::clamp_max": lambda dtype, x, y: _minimum(x, y),
     "aten::sigmoid_backward": lambda dtype, g, y: f"{g} * (1.0 - {y}) * {y}",
-    "aten::tanh_backward": lambda dtype, g, y: f"{g} * libdevice.fma({_negated(y)}, {y}, 1.0)",
+    "aten::tanh_backward": lambda dtype, g, y: f"{g} * libdevice.fma({_negated(y)}, {y}, {_one(y)})",
     "aten::silu_backward": _silu_backward,
     "aten::threshold_backward": lambda dtype, g, x, t: f"tl.where({x} <= {t}, 0.0, {g})",
     "aten::where.self": lambda dtype, mask, x, y: f"tl.where({mask}, {x}, {y})",
@@ -121,6 +125,14 @@ for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
         EXPRESSIONS[f"aten::{_name}.{_overload}"] = _infix(_symbol)
 
 
+def _extreme(name, least):
+    return [
+        f'{{made}} = tl.{name}(tl.where(mask, {{0}}, float("{least}")), 1, keep_dims=True)',
+        "{other} = tl.max((mask & ({0} != {0})).to(tl.int32), 1, keep_dims=True)",
+        '{made} = tl.where({other} > 0, float("nan"), {made})',
+    ]
+
+
 # Of what needs all of a row, [rows, columns]: lines that set `made`, with `mask` where there is an
 # element, `other` a name for one more value, `columns` how many there are.
 REDUCTIONS = {
@@ -129,12 +141,8 @@ REDUCTIONS = {
         "{made} = tl.sum(tl.where(mask, {0}, 0.0), 1, keep_dims=True)",
         "{made} = libdevice.div_rn({made}, columns.to({made}.dtype))",
     ],
-    "aten::amax": [
-        '{made} = tl.reduce(tl.where(mask, {0}, float("-inf")), 1, larger, keep_dims=True)',
-    ],
-    "aten::amin": [
-        '{made} = tl.reduce(tl.where(mask, {0}, float("inf")), 1, smaller, keep_dims=True)',
-    ],
+    "aten::amax": _extreme("max", "-inf"),
+    "aten::amin": _extreme("min", "inf"),
     "aten::_softmax": [
         '{other} = tl.max(tl.where(mask, {0}, float("-inf")), 1, keep_dims=True)',
         "{made} = libdevice.exp({0} - {other})",

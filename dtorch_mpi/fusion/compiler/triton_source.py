@@ -24,16 +24,6 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
-def larger(x, y):
-    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def smaller(x, y):
-    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
 """
 
 
