@@ -76,11 +76,11 @@ def small(dt, place):
     against_eager(dt, place, "small", 1.0)
 
 
-def replayed(dt, place):
+def replayed(dt, place, name="replayed", **settings):
     """The same in a loop, of which the worker has a plan."""
-    dt.init(1, device=place.kind, passes="none")
+    dt.init(1, device=place.kind, passes="none", **settings)
     before = dt.debug.counters()["replayed_records"]
-    against_eager(dt, place, "replayed", 0.3)
+    against_eager(dt, place, name, 0.3)
     count = dt.debug.counters()["replayed_records"] - before
     # Both operators, each with the release of its result.
     assert count > 3 * place.rounds * place.count, f"{count} records were replayed"
@@ -248,34 +248,34 @@ def settle(dt):
     dt.runtime.current().main.planner.wait(600, kernels=True)
 
 
-def step(dt, place):
+def step(dt, place, name="gpt", **settings):
     """A training step of a GPT over eager's and over torch.compile's."""
-    dt.init(1, device=place.kind)
+    dt.init(1, device=place.kind, **settings)
     with PlainTraining(place) as eager, PlainTraining(place, compiled=True) as compiled:
-        contenders = {"gpt": Training(place, "dtorch"), "gpt.eager": eager}
+        contenders = {name: Training(place, "dtorch"), f"{name}.eager": eager}
         try:
             compiled.loss(1)
-            contenders["gpt.compiled"] = compiled
+            contenders[f"{name}.compiled"] = compiled
         except RuntimeError as error:
-            leave_out("gpt.compiled", f"torch.compile can't run: {error}")
-        losses = {name: training.loss(5 if training is compiled else 6)
-                  for name, training in contenders.items()}  # fmt: skip
+            leave_out(f"{name}.compiled", f"torch.compile can't run: {error}")
+        losses = {whose: training.loss(5 if training is compiled else 6)
+                  for whose, training in contenders.items()}  # fmt: skip
         settle(dt)
         # The same steps of the same model, in bfloat16.
-        apart = max(abs(loss / losses["gpt.eager"] - 1) for loss in losses.values())
+        apart = max(abs(loss / losses[f"{name}.eager"] - 1) for loss in losses.values())
         assert apart < 0.02, f"losses after six steps: {losses}"
-        taken = {name: [] for name in contenders}
+        taken = {whose: [] for whose in contenders}
         for round_ in range(-1, place.rounds):  # the first one warms up
-            for name, training in contenders.items():
+            for whose, training in contenders.items():
                 time_ = training.seconds(place.steps)
                 if round_ >= 0:
-                    taken[name].append(time_)
-    times = {name: statistics.median(values) for name, values in taken.items()}
-    for name, value in times.items():
-        report(name, value * 1e3, "ms")
-    report("gpt.ratio", times["gpt"] / times["gpt.eager"], "x", 0.95)
-    if "gpt.compiled" in times:
-        report("gpt.over_compiled.ratio", times["gpt"] / times["gpt.compiled"], "x", 1.05)
+                    taken[whose].append(time_)
+    times = {whose: statistics.median(values) for whose, values in taken.items()}
+    for whose, value in times.items():
+        report(whose, value * 1e3, "ms")
+    report(f"{name}.ratio", times[name] / times[f"{name}.eager"], "x", 0.95)
+    if f"{name}.compiled" in times:
+        report(f"{name}.over_compiled.ratio", times[name] / times[f"{name}.compiled"], "x", 1.05)
 
 
 def idle(dt, place):
@@ -326,8 +326,19 @@ def memory(dt, place):
     report("gpt.memory.ratio", mine / theirs, "x")
 
 
+def with_graphs(part, name):
+    """A part again, with CUDA graphs and kernels of Triton's."""
+
+    def run(dt, place):
+        part(dt, place, name, cuda_graphs=place.is_gpu, triton=place.is_gpu)
+
+    return run
+
+
 PARTS = {"device": device_time, "small": small, "replayed": replayed, "read": read,
-         "memory": memory, "step": step, "idle": idle}  # fmt: skip
+         "memory": memory, "step": step, "idle": idle,
+         "replayed_graphs": with_graphs(replayed, "replayed_graphs"),
+         "step_graphs": with_graphs(step, "gpt_graphs")}  # fmt: skip
 
 
 def run_part(dt, name, place):

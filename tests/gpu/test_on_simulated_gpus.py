@@ -21,9 +21,11 @@ FOLDERS = {
     "simulation": ["tests/simulated_gpu"],
     "workers": ["tests/gpu/test_device_streams.py", "tests/gpu/test_device_graphs.py",
                 "tests/passes/test_streams.py"],
+    "triton": ["tests/gpu/test_triton_operators.py", "tests/gpu/test_triton_fusion.py"],
     "others": ["tests/futures/test_values.py", "tests/graphs/test_graphs.py",
                "tests/device/test_moving.py", "tests/device/test_autocast.py",
                "tests/random/test_generator.py", "tests/sharding/test_redistribute.py"],
+    "more of triton": ["-m", "sweep", "tests/gpu/test_triton_fusion.py"],
     "more": ["tests/device", "tests/random", "tests/kernels", "tests/meshes/test_to_mesh.py",
              "tests/graphs/test_lives_of_graphs.py", "tests/graphs/test_memory_between_graphs.py"],
 }  # fmt: skip
@@ -31,7 +33,8 @@ FOLDERS = {
 
 @pytest.mark.timeout(1000)  # the first may compile the simulation
 @pytest.mark.parametrize("part", [
-    "simulation", "workers", "others", pytest.param("more", marks=pytest.mark.sweep)])
+    "simulation", "workers", "triton", "others",
+    *(pytest.param(part, marks=pytest.mark.sweep) for part in ("more of triton", "more"))])
 def test_on_simulated_gpus(part):
     run_tests(*FOLDERS[part], limit=900, settings=ON_GPUS)
 

@@ -55,8 +55,9 @@ def line(n, dtype=torch.float32):
 
 
 # Of bfloat16 a comparison with a number is left out.
-@pytest.mark.parametrize(("dtype", "fused"), [(torch.float32, 1), (torch.float64, 1),
-                                              (torch.bfloat16, 2)])
+@pytest.mark.parametrize(("dtype", "fused"), [
+    (torch.float32, 1), pytest.param(torch.float64, 1, marks=pytest.mark.sweep),
+    (torch.bfloat16, 2)])  # fmt: skip
 def test_a_chain_whose_numbers_change(dtype, fused):
     start()
     x = line(30_021, dtype)
@@ -79,7 +80,9 @@ def test_whole_numbers_and_masks():
     check(program)
 
 
-@pytest.mark.parametrize("sizes", [(67,), (5, 1, 1), (1, 61, 1), (5, 1, 67), (61, 1), ()])
+@pytest.mark.parametrize("sizes", [
+    (67,), (5, 1, 67), *(pytest.param(sizes, marks=pytest.mark.sweep)
+                         for sizes in ((5, 1, 1), (1, 61, 1), (61, 1), ()))])  # fmt: skip
 def test_an_operand_of_fewer_elements(sizes):
     start()
     x = line(5 * 61 * 67).view(5, 61, 67)
@@ -101,7 +104,9 @@ def test_what_begins_in_the_midst_of_memory():
     check(program)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(301, 70), (32, 1000), (33, 3000), (32, 5000)])
+@pytest.mark.parametrize(("rows", "columns"), [
+    (301, 70), (32, 1000), *(pytest.param(*sizes, marks=pytest.mark.sweep)
+                             for sizes in ((33, 3000), (32, 5000)))])  # fmt: skip
 def test_rows_of_many_lengths(rows, columns):
     start()
 
@@ -124,6 +129,7 @@ def test_the_largest_and_smallest_of_rows():
     check(program, fused=0, rows=1)
 
 
+@pytest.mark.sweep
 def test_the_backward_pass_of_a_softmax():
     start()
     x = line(301 * 70).view(301, 70)

@@ -26,9 +26,10 @@ sys.path.remove(str(COMPILER))
 pytestmark = pytest.mark.skipif("SIMULATED_GPUS" not in os.environ,
                                 reason="simulated GPUs bring the interpreter")
 DTYPES = {"float32": 1e-6, "float64": 1e-14, "bfloat16": 1e-2, "int64": 0, "bool": 0}
-# A sum of products may be small beside these, which are rounded otherwise than the CPU's kernel does.
+# A sum of products may be small beside these, which the CPU's kernel rounds otherwise.
 SUMS = {"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Scalar", "aten::addcmul",
-        "aten::addcdiv", "aten::lerp.Scalar", "aten::tanh_backward", "aten::silu_backward"}  # fmt: skip
+        "aten::addcdiv", "aten::lerp.Scalar", "aten::tanh_backward",
+        "aten::silu_backward"}  # fmt: skip
 ELEMENTS = 1500
 
 

@@ -51,7 +51,8 @@ def run(program, name, read, written, numbers, blocks):
             if kind.startswith("*"):
                 memory = next(written if place.startswith("o") else read)
                 dtype = _DTYPES[kind]
-                arguments[place] = memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype)
+                whole = len(memory) // dtype.itemsize * dtype.itemsize
+                arguments[place] = memory[:whole].view(dtype)
             else:
                 bits = np.array([next(numbers)], np.int64).view(_NUMBERS[kind])[:1]
                 arguments[place] = _scalar(bits, kind)
@@ -73,8 +74,7 @@ def load():
     if "triton" in sys.modules:
         raise RuntimeError("Triton is imported already: load the simulated GPUs before")
     with _interpreting():
-        import triton.experimental.gluon  # which a run imports
-        import triton.language
+        import triton.experimental.gluon  # noqa: F401  which a run imports
         import triton.runtime.interpreter as interpreter
     usual = interpreter._convert_float
     interpreter._convert_float = functools.partial(_convert_float, usual)
@@ -137,4 +137,5 @@ def _call(function, *arguments):
         given[0] = torch.full_like(given[1], given[0])
     made = function(*given).numpy()
     is_block = any(isinstance(a, tensor) and a.type.is_block() for a in arguments)
-    return tensor(TensorHandle(made, dtype), block_type(dtype, list(made.shape)) if is_block else dtype)
+    kind = block_type(dtype, list(made.shape)) if is_block else dtype
+    return tensor(TensorHandle(made, dtype), kind)

@@ -1,8 +1,8 @@
 """The compile process: `python <this folder> <niceness>`; see dtorch_mpi/fusion/compile_process.py.
 
 Each line of standard input is {"path": where the kernel belongs, "spec": what it does, "gpu": None
-or which GPU it is for}; each line of standard output is [path, what went wrong or ""]. Ends when the input does, in the middle of a
-compilation too: whoever asked is gone.
+or which GPU it is for}; each line of standard output is [path, what went wrong or ""]. Ends when
+the input does, in the middle of a compilation too: whoever asked is gone.
 """
 
 import fcntl

@@ -56,6 +56,10 @@ def _sigmoid(x):
     return f"libdevice.rcp_rn(1.0 + libdevice.exp(-{x}))"
 
 
+def _tanh_backward(dtype, g, y):
+    return f"{g} * libdevice.fma({_negated(y)}, {y}, {_one(y)})"
+
+
 def _silu_backward(dtype, g, x):
     return f"{g} * {_sigmoid(x)} * libdevice.fma({x}, 1.0 - {_sigmoid(x)}, {_one(x)})"
 
@@ -105,7 +109,7 @@ EXPRESSIONS = {
     "aten::clamp_min": lambda dtype, x, y: _maximum(x, y),
     "aten::clamp_max": lambda dtype, x, y: _minimum(x, y),
     "aten::sigmoid_backward": lambda dtype, g, y: f"{g} * (1.0 - {y}) * {y}",
-    "aten::tanh_backward": lambda dtype, g, y: f"{g} * libdevice.fma({_negated(y)}, {y}, {_one(y)})",
+    "aten::tanh_backward": _tanh_backward,
     "aten::silu_backward": _silu_backward,
     "aten::threshold_backward": lambda dtype, g, x, t: f"tl.where({x} <= {t}, 0.0, {g})",
     "aten::where.self": lambda dtype, mask, x, y: f"tl.where({mask}, {x}, {y})",
@@ -120,7 +124,8 @@ EXPRESSIONS = {
 for _name in ("rsqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan",
               "tanh", "erf", "erfc", "exp2", "ceil", "floor", "trunc"):  # fmt: skip
     EXPRESSIONS[f"aten::{_name}"] = _function(_name)
-for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+for _name, _symbol in _COMPARISONS.items():
     for _overload in ("Scalar", "Tensor"):
         EXPRESSIONS[f"aten::{_name}.{_overload}"] = _infix(_symbol)
 

@@ -43,7 +43,8 @@ def _compile(function, source, variant, target):
     needed = [told.global_scratch_size, getattr(told, "profile_scratch_size", 0)]
     if any(needed) or told.shared > MOST_SHARED or told.num_ctas != 1:
         raise ValueError(f"a kernel that needs more than a plain launch: {told}")
-    parameters = len(re.findall(rf"\.param [^,\n]* {re.escape(told.name)}_param_\d+", made.asm["ptx"]))
+    name = re.escape(told.name)
+    parameters = len(re.findall(rf"\.param [^,\n]* {name}_param_\d+", made.asm["ptx"]))
     if parameters < len(names):
         raise ValueError(f"Triton took {len(names) - parameters} of {names} out of the kernel")
     return made.asm["cubin"], {
