@@ -46,8 +46,10 @@ class Runtime:
         self.closed = False
 
     def start(self):
-        from .fusion.agreement import AgreedKernels
+        from .fusion.agreement import AgreedKernels, warn_without_triton
 
+        if self.settings.triton and self.device_kind != "cpu":
+            warn_without_triton()
         # Not within an autocast of the program's, which may be what starts the workers.
         if _core.set_workers_device(self.device_kind) and not torch.is_autocast_enabled("dtorch"):
             torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype(self.device_kind))

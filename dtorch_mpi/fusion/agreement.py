@@ -1,9 +1,11 @@
 """Which fused kernels every worker has: a window uses one only then."""
 
+import importlib.util
 import time
 
 from ..kernels.timeline import on_all_workers
 from . import kernels
+from ..log import LOGGER
 from .kernels import FAILED, MAKING, READY
 
 
@@ -13,6 +15,13 @@ def ask_workers(texts, num_workers, on_gpus=False):
     from ..tensor import to_torch_async
 
     return to_torch_async(on_all_workers("fused_kernels", [texts, on_gpus], num_workers, len(texts)))
+
+
+def warn_without_triton():
+    """Say once that kernels for GPUs are asked for, and nobody can make them."""
+    if importlib.util.find_spec("triton") is None:
+        LOGGER.warning("DTORCH_TRITON=1, and there is no Triton here to make kernels for GPUs with: "
+                       "operators run one by one (pip install triton)")  # fmt: skip
 
 
 class AgreedKernels:

@@ -1,6 +1,7 @@
 """Chains of operators as one kernel of Triton's on GPUs (DTORCH_TRITON): PyTorch's values but for
 rounding, and that they are what runs."""
 
+import importlib.util
 import os
 
 import pytest
@@ -196,6 +197,22 @@ def test_optimizers_keep_kernels_of_many_tensors():
     stages = max(dt.debug.graph(), key=lambda stages: len(stages["program"]))
     assert "dtorch::fused_lists" not in stages["fusion"]
     assert "aten::_foreach" in stages["fusion"]
+
+
+def test_without_triton_operators_run_one_by_one(monkeypatch, tmp_path, caplog):
+    (tmp_path / "triton.py").write_text("raise ImportError('hidden')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # the compiler's
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec",
+                        lambda name: None if name == "triton" else find_spec(name))
+    start(cache=str(tmp_path / "cache"))
+    assert "there is no Triton here" in caplog.text
+    x = line(30_021)
+    for step in range(TIMES):
+        found = (x.to("dtorch") * (1 + step) - 0.5).tanh()
+        torch.testing.assert_close(found.cpu(), (x * (1 + step) - 0.5).tanh())
+        settle()
+    assert calls_of("dtorch::fused") == 0 and dt.debug.counters()["failed_kernels"] == 1
 
 
 def test_off_unless_asked_for():
