@@ -2,6 +2,8 @@
 // controller says that one has changed.
 #pragma once
 
+#include <utility>
+
 #include "worker/call.h"
 #include "worker/plan.h"
 
@@ -130,6 +132,36 @@ inline void put_results(WorkerState& state, const WorkerPlan& plan, const BoundO
   }
 }
 
+// Runs a record that is an operator, bound and not a user's, a free or a move. False: an input has no value.
+// Raises what LibTorch does: whoever calls this has another way to run the record, by which errors are told.
+inline bool run_unguarded(WorkerState& state, const WorkerPlan& plan, const Stretch& stretch, uint32_t record,
+                          uint64_t maker, Stack* stack) {
+  const auto& window = stretch.window;
+  const uint32_t begin = window.offset(record), *words = window.words().data() + begin;
+  const auto slot_at = [&](uint32_t word) { return plan.slots[stretch.tensors[window.tensor(begin + word)]]; };
+  switch (static_cast<Kind>(words[1] & 0xffff)) {
+    case Kind::kFree: free_slot(state, slot_at(2)); return true;
+    case Kind::kMoveSlots:
+      for (uint32_t w = kHeaderWords; w < words[0]; w += 2) {
+        state.slots[slot_at(w + 1)] = std::exchange(state.slots[slot_at(w)], SlotEntry());
+      }
+      return true;
+    default: break;
+  }
+  if (!take_tensors(state, plan, stretch.operators[record], stack)) return false;
+  call_library(state.op(words[2]), stack);
+  put_results(state, plan, stretch.operators[record], *stack, maker);
+  stack->clear();
+  return true;
+}
+
+// For others to see what this worker is at.
+inline void note_operator(WorkerState& state, const uint32_t* words) {
+  state.site = words[3];
+  state.activity->begin(static_cast<uint32_t>(Kind::kOperator), words[2], state.site);
+  if (state.notes_flight) flight_record().note(words[2], state.site);
+}
+
 // Runs an operator of a plan. False: it has to go the general way.
 inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, uint32_t record) {
   auto& bound = stretch.operators[record];
@@ -140,9 +172,7 @@ inline bool run_bound(WorkerState& state, WorkerPlan& plan, Stretch& stretch, ui
     return false;
   }
   const uint32_t* header = stretch.window.words().data() + stretch.window.offset(record);
-  state.site = header[3];
-  state.activity->begin(static_cast<uint32_t>(Kind::kOperator), header[2], state.site);
-  if (state.notes_flight) flight_record().note(header[2], state.site);
+  note_operator(state, header);
   FailurePtr failure;
   if (C10_UNLIKELY(!call_kernel(state, state.op(header[2]), header[kHeaderWords], &failure))) {
     Reader reader = written_record(plan, stretch, record);

@@ -11,16 +11,21 @@ namespace dtorch {
 void watch_pending(WorkerState& state);
 void settle_all(WorkerState& state);
 
-// Calls LibTorch with the arguments on state.stack, where the results come. call: its number in the
-// record.
+// Calls LibTorch with the arguments on the stack, where the results come.
+inline void call_library(const WorkerOperator& op, Stack* stack) {
+  if (!op.unchecked.empty()) op.unchecked.check(*stack);
+  op.handle->callBoxed(*stack);
+}
+
+// The same on state.stack, of any operator. call: its number in the record. False: it has failed.
 inline bool call_kernel(WorkerState& state, const WorkerOperator& op, uint32_t call, FailurePtr* failure) {
   try {
-    if (!op.unchecked.empty()) op.unchecked.check(state.stack);
     if (C10_UNLIKELY(state.num_unwatched > 0)) watch_pending(state);
     if (C10_UNLIKELY(op.users != nullptr)) {
+      op.unchecked.check(state.stack);
       op.users->call(*op.handle, call, state.device, &state.stack);
     } else {
-      op.handle->callBoxed(state.stack);
+      call_library(op, &state.stack);
     }
     ++state.num_operators;
     return true;

@@ -73,27 +73,13 @@ class SectionRun {
   // False: it has to run again by itself.
   bool run_one(uint32_t i, Stream* stream) {
     const int64_t began = stream->notes ? steady_ns() : 0;
-    const uint32_t* words = words_of(i);
     state_.activity->step();
-    switch (kind_of(i)) {
-      case Kind::kFree: free_slot(state_, slot_at(i, 2)); return true;
-      case Kind::kMoveSlots:
-        for (uint32_t w = kHeaderWords; w < words[0]; w += 2) {
-          state_.slots[slot_at(i, w + 1)] = std::move(state_.slots[slot_at(i, w)]);
-          state_.slots[slot_at(i, w)] = SlotEntry();
-        }
-        return true;
-      default: break;
-    }
-    if (!take_tensors(state_, plan_, bound(i), &stream->stack)) return false;
-    const auto& op = state_.op(words[2]);
     try {
-      if (!op.unchecked.empty()) op.unchecked.check(stream->stack);
-      op.handle->callBoxed(stream->stack);
-      put_results(state_, plan_, bound(i), stream->stack, first_maker_ + i);
+      if (!run_unguarded(state_, plan_, stretch_, record(i), first_maker_ + i, &stream->stack)) return false;
     } catch (const std::exception&) {
-      return false;  // its error is told then
+      return false;
     }
+    if (kind_of(i) != Kind::kOperator) return true;
     ++stream->num_operators;
     if (stream->notes) note(i, began, stream);
     return true;
