@@ -19,6 +19,7 @@ class Controller:
         window_bytes: int,
         gather_microseconds: int,
         traces: bool,
+        for_graphs: bool,
     ) -> None: ...
     @property
     def graph(self) -> int: ...

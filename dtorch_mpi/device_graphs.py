@@ -13,10 +13,14 @@ _REPLAY = "_ZN2at4cuda9CUDAGraph6replayEv"
 
 
 class Captures:
-    """Captures on the calling thread's current stream. Not for several threads."""
+    """Captures on the calling thread's current stream. Not for several threads.
+
+    One for each graph of the program on each worker: that has one stream for computation, on which
+    all graphs captured here are replayed, one after the other.
+    """
 
     def __init__(self):
-        self._pool = None  # of memory, which all its graphs share: they run one after the other
+        self._pool = None  # of memory, which all its graphs share for that reason
         self._graph = None
 
     def begin(self):

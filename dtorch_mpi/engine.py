@@ -21,10 +21,10 @@ class Engine:
     """Takes what the program issues to one graph and has the workers run it.
 
     number: of the graph; 0 is the main one. links: to the workers, for this graph. order: shared by
-    all graphs of a job.
+    all graphs of a job. device_kind: what the workers compute on.
     """
 
-    def __init__(self, number, links, order, settings):
+    def __init__(self, number, links, order, settings, device_kind):
         self.number = number
         self.links = links
         self.settings = settings
@@ -33,7 +33,7 @@ class Engine:
         self.controller = _controller.Controller(
             order, number, [link.controller_end() for link in links],
             window_bytes=settings.window_bytes, gather_microseconds=settings.gather_us,
-            traces=settings.traces,
+            traces=settings.traces, for_graphs=settings.cuda_graphs and device_kind == "cuda",
         )  # fmt: skip
         self._thread = threading.Thread(
             target=self.controller.run, name=f"dtorch-controller-{number}", daemon=True

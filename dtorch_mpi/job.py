@@ -31,7 +31,7 @@ class Runtime:
         self._links_of = links_of
         self._links = links_of(0)
         self._order = _controller.SendOrder()
-        self.main = Engine(0, self._links, self._order, settings)
+        self.main = Engine(0, self._links, self._order, settings, self.device_kind)
         self.engines = {0: self.main}  # by the graph's number; never changed, but replaced
         self.graphs_lock = threading.RLock()  # held while graphs begin and end
         self.closing = set()  # graphs that end with their last tensor
@@ -60,7 +60,7 @@ class Runtime:
         from .fusion.agreement import AgreedKernels
 
         self._raised = {record for record in self._raised if record >> 48 != number}
-        engine = Engine(number, self._links_of(number), self._order, settings)
+        engine = Engine(number, self._links_of(number), self._order, settings, self.device_kind)
         self.engines = self.engines | {number: engine}
         engine.start(AgreedKernels(self))
         with issuing_to(0):

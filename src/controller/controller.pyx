@@ -50,8 +50,8 @@ cdef extern from "controller/tracer.h" namespace "dtorch" nogil:
         void (*send)(void*, const Batch*, uint64_t, cbool) noexcept
         void (*reach)(void*, uint32_t, uint64_t) noexcept
     cppclass Tracer:
-        Tracer(const Sender&, RecordQueue&, cbool enabled)
-        void take(const Batch&, cbool may_hold, cbool are_fed)
+        Tracer(const Sender&, RecordQueue&, cbool enabled, cbool for_graphs)
+        void take(const Batch&, cbool are_fed)
         void feed()
         void release()
         cbool is_holding()
@@ -143,7 +143,8 @@ cdef class Controller:
     order: of this and of the other graphs' controllers. window_bytes: a window is at
     most this large, unless one record is larger.
     gather_microseconds: while workers are busy, how long records may gather. traces: whether what
-    comes again is replayed.
+    comes again is replayed. for_graphs: whether workers run parts of that as graphs of their
+    devices.
     """
 
     cdef vector[ControllerLink*] links
@@ -154,6 +155,7 @@ cdef class Controller:
     cdef uint32_t window_words
     cdef uint64_t gather_records
     cdef int64_t gather_microseconds
+    cdef int64_t hold_microseconds
     cdef volatile cbool stopping
     cdef uint64_t num_batches
     cdef uint64_t sent_records
@@ -166,7 +168,7 @@ cdef class Controller:
     cdef Tracer* tracer
 
     def __init__(self, SendOrder order, uint32_t graph, links, *, uint32_t window_bytes,
-                 int64_t gather_microseconds, cbool traces):
+                 int64_t gather_microseconds, cbool traces, cbool for_graphs):
         cdef Sender sender
         self.keep = list(links)
         self.order, self.graph = order, graph
@@ -177,10 +179,13 @@ cdef class Controller:
         self.window_words = window_bytes // 4
         self.gather_records = 256
         self.gather_microseconds = gather_microseconds
+        # How long what should go together may wait for the rest, while workers have nothing to
+        # do. About as long as they take to issue the operators that a graph would spare them.
+        self.hold_microseconds = 2000 if for_graphs else 200
         # Before the thread runs: a client that flushes may send the first batches itself.
         self.sent_bytes = self.queue.bytes_executed()
         sender.self, sender.send, sender.reach = <void*>self, send_batch, reach_records
-        self.tracer = new Tracer(sender, self.queue[0], traces)
+        self.tracer = new Tracer(sender, self.queue[0], traces, for_graphs)
         order.add(graph, <void*>self)
 
     def __dealloc__(self):
@@ -297,7 +302,7 @@ cdef class Controller:
                 busy = self.executed_records < self.sent_records
                 if self.tracer.is_holding() and (queue.flush_wanted() or not busy):
                     # The client has gone on to something else.
-                    queue.wait(200)
+                    queue.wait(self.hold_microseconds)
                     if queue.pending_records() == 0:
                         self.release()
                     continue
@@ -322,21 +327,21 @@ cdef class Controller:
     cdef void send_all(self, cbool may_hold) noexcept nogil:
         self.order.sending.lock()
         cdef int64_t began = steady_ns()
-        self.take_up_to(<uint64_t>-1, may_hold)
+        self.take_up_to(<uint64_t>-1)
         if not may_hold:
             self.tracer.release()
         self.busy_ns += steady_ns() - began
         self.order.sending.unlock()
 
-    cdef void take_up_to(self, uint64_t records, cbool may_hold) noexcept nogil:
+    cdef void take_up_to(self, uint64_t records) noexcept nogil:
         cdef Batch batch
         while self.queue.take(self.window_words, records, &batch):
-            self.tracer.take(batch, may_hold, self.are_fed())
+            self.tracer.take(batch, self.are_fed())
 
     # `sending` is held, by whoever sends another graph's records.
     cdef void send_up_to(self, uint64_t records) noexcept nogil:
         if self.sent_records < records:
-            self.take_up_to(records, False)
+            self.take_up_to(records)
         if self.sent_records < records:
             self.tracer.release()
 

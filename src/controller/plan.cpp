@@ -1,5 +1,6 @@
 #include "controller/plan.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace dtorch {
@@ -45,8 +46,8 @@ uint32_t Plan::num_temporaries(const Window& window) {
   return count;
 }
 
-Plan::Plan(uint32_t number, Window window, std::vector<uint32_t> own_slots)
-    : number_(number), window_(std::move(window)), own_slots_(std::move(own_slots)) {
+Plan::Plan(uint32_t number, Window window, std::vector<uint32_t> own_slots, bool for_graphs)
+    : number_(number), window_(std::move(window)), for_graphs_(for_graphs), own_slots_(std::move(own_slots)) {
   size_t next = 0;
   for (const auto& life : window_.lives()) {
     own_slot_.push_back(life.is_temporary() ? own_slots_[next++] : Window::kNone);
@@ -78,7 +79,7 @@ std::vector<uint32_t> Plan::rewrite(const std::vector<uint32_t>& own_slots,
   own_slots_.insert(own_slots_.end(), own_slots.begin(), own_slots.end());
   regions_.clear();
   for (size_t at = 0; at < regions.size(); at += 4 + 2 * regions[at + 2] + regions[at + 3]) {
-    regions_.emplace_back(regions[at], regions[at + 1]);
+    regions_.push_back({regions[at], regions[at + 1]});
     // The region's values are those of now.
     for (uint32_t i = 0; i < regions[at + 2]; ++i) {
       const uint32_t from = regions[at + 4 + 2 * i], to = regions[at + 5 + 2 * i];
@@ -87,17 +88,21 @@ std::vector<uint32_t> Plan::rewrite(const std::vector<uint32_t>& own_slots,
       word = (word & ~bits) | (window_.words()[from] & bits);
     }
   }
+  graph_spans_.set_regions(regions_);
   return record;
 }
 
-uint32_t Plan::num_ready() const {
+uint32_t Plan::num_ready() {
   const uint32_t matched = num_matched();
-  for (const auto& [first, last] : regions_) {
-    if (first >= matched) break;
-    // One that workers have begun without the rest of it has to go on as it is.
-    if (matched < last && first >= told_records_) return first;
-  }
-  return matched;
+  const auto ready = [&](const std::vector<Span>& wholes) {
+    for (const auto& [first, last] : wholes) {
+      if (first >= matched) break;
+      // One that workers have begun without the rest of it has to go on as it is.
+      if (matched < last && first >= told_records_) return first;
+    }
+    return matched;
+  };
+  return std::min(ready(regions_), for_graphs_ ? ready(graph_spans_.find(window_)) : matched);
 }
 
 void Plan::begin() {
@@ -186,6 +191,7 @@ std::vector<uint32_t> Plan::replay(uint32_t last) {
       }
       if (run > 0) {
         add(words, {begin + w, run}, &patches);
+        if (for_graphs_) graph_spans_.note_change(r);
         w += run;
       } else {
         words[begin + w] = record[w];
@@ -193,6 +199,7 @@ std::vector<uint32_t> Plan::replay(uint32_t last) {
       }
     }
   }
+  if (for_graphs_) graph_spans_.note_message(window_, {told_records_, last});
   for (const auto& patch : patches) {
     message.push_back(patch.word);
     message.push_back(patch.length << 24);

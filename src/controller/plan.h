@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "wire/graph_spans.h"
 #include "wire/window.h"
 
 namespace dtorch {
@@ -18,8 +19,9 @@ class Plan {
  public:
   using Moves = std::vector<std::pair<uint32_t, uint32_t>>;
 
-  // own_slots: one for each temporary, in their order.
-  Plan(uint32_t number, Window window, std::vector<uint32_t> own_slots);
+  // own_slots: one for each temporary, in their order. for_graphs: workers run parts of it as graphs
+  // of their devices.
+  Plan(uint32_t number, Window window, std::vector<uint32_t> own_slots, bool for_graphs);
   static uint32_t num_temporaries(const Window& window);
 
   uint32_t number() const { return number_; }
@@ -43,8 +45,9 @@ class Plan {
   uint32_t num_matched() const { return static_cast<uint32_t>(records_.size()); }
   uint32_t num_told() const { return told_records_; }
   bool is_complete() const { return num_matched() == num_records(); }
-  // How far workers may run: not into the midst of a region that has other records in its place.
-  uint32_t num_ready() const;
+  // How far workers may run: not into the midst of a region that has other records in its place, nor
+  // of what may be a graph.
+  uint32_t num_ready();
   // The record that has workers run the matched records up to this one, but for those told.
   std::vector<uint32_t> replay(uint32_t last);
   // The matched records, as the program wrote them.
@@ -73,7 +76,9 @@ class Plan {
 
   const uint32_t number_;
   Window window_;  // its words are those that workers have
-  std::vector<std::pair<uint32_t, uint32_t>> regions_;
+  const bool for_graphs_;
+  GraphSpans graph_spans_;
+  std::vector<Span> regions_;
   std::vector<uint32_t> own_slots_;
   std::vector<uint32_t> own_slot_;  // by tensor; Window::kNone for what is no temporary
   std::vector<uint32_t> told_;      // by tensor: the slot that workers know

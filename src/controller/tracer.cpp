@@ -43,7 +43,7 @@ uint64_t token_of(const uint32_t* record) {
 
 }  // namespace
 
-void Tracer::take(const Batch& batch, bool may_hold, bool are_fed) {
+void Tracer::take(const Batch& batch, bool are_fed) {
   batch_ = &batch;
   plain_ = {};
   record_number_ = batch.first_record;
@@ -57,12 +57,10 @@ void Tracer::take(const Batch& batch, bool may_hold, bool are_fed) {
     ++record_number_;
   }
   send_plain(batch.end);
-  if (following_ != nullptr && !may_hold) {
-    send_replay(following_->num_matched());
-  } else if (!are_fed) {
-    feed();
-  } else {
+  if (are_fed) {
     note_holding();
+  } else {
+    feed();
   }
   batch_ = nullptr;
 }
@@ -308,7 +306,7 @@ uint32_t Tracer::make_plan() {
   if (!take_own_slots(&slots)) return kNoPlan;
   const uint32_t number = next_number_++;
   const uint64_t first = token_of(window_.words().data());
-  auto plan = std::make_unique<Plan>(number, std::move(window_), std::move(slots));
+  auto plan = std::make_unique<Plan>(number, std::move(window_), std::move(slots), for_graphs_);
   num_words_ += plan->num_words();
   send_message(plan->definition(), 0, 0);
   if (new_plans_.size() >= kMostPlans) new_plans_.pop_front();

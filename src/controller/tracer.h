@@ -45,13 +45,13 @@ class Tracer {
     void (*reach)(void* self, uint32_t graph, uint64_t records);
   };
 
-  Tracer(const Sender& sender, RecordQueue& queue, bool enabled)
-      : sender_(sender), queue_(queue), enabled_(enabled) {}
+  // for_graphs: workers run parts of plans as graphs of their devices.
+  Tracer(const Sender& sender, RecordQueue& queue, bool enabled, bool for_graphs)
+      : sender_(sender), queue_(queue), enabled_(enabled), for_graphs_(for_graphs) {}
 
-  // Sends what `batch` says. may_hold: a part may wait until more is known of what follows.
-  // are_fed: workers have enough to do; what follows a plan waits, since they can do more with a
-  // larger part of it.
-  void take(const Batch& batch, bool may_hold, bool are_fed);
+  // Sends what `batch` says, but for what waits for what follows. are_fed: workers have enough to do;
+  // all that follows a plan waits then, since they can do more with a larger part of it.
+  void take(const Batch& batch, bool are_fed);
   // Sends what waits, but for what waits for what follows.
   void feed();
   // Sends what waits.
@@ -117,7 +117,7 @@ class Tracer {
 
   const Sender sender_;
   RecordQueue& queue_;
-  const bool enabled_;
+  const bool enabled_, for_graphs_;
   TraceCounters counters_;
   Timeline timeline_;
   int64_t window_began_ = 0;  // while the timeline is on

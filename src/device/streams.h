@@ -3,7 +3,8 @@
 //   compute    operators, in the order of the program; the device's default stream for the main graph
 //   upload     copies of values that the program sends
 //   download   copies of values that it reads
-//   capture    parts of plans while they become graphs of the device (worker/captured.h)
+//   capture    parts of plans while they become graphs of the device (worker/part_capture.h); one for all graphs
+//              and workers of a process that share the device
 //   branch(n)  independent branches of a plan (OperatorAssignInfo), beside compute, which is branch 0
 //
 // Collectives go on a stream of their backend's. Two rules keep memory right. What one stream made and
@@ -13,6 +14,8 @@
 // A worker on the CPU has no streams: it issues and executes at once.
 #pragma once
 
+#include <map>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -26,25 +29,40 @@
 
 namespace dtorch {
 
+// What any thread issues to a stream while it is captured becomes part of the graph, so that nobody else may have
+// that stream. PyTorch's pool gives out its few streams in turn, to many.
+struct CaptureStream {
+  explicit CaptureStream(const c10::Stream& stream) : stream(stream) {}
+  const c10::Stream stream;
+  std::mutex mutex;  // held by who captures it
+
+  static CaptureStream& of(c10::Device device) {
+    static std::mutex mutex;
+    static std::map<c10::DeviceIndex, CaptureStream> by_device;
+    const std::lock_guard<std::mutex> guard(mutex);
+    const c10::impl::VirtualGuardImpl pool(device.type());
+    return by_device.try_emplace(device.index(), pool.getStreamFromGlobalPool(device)).first->second;
+  }
+};
+
 class DeviceStreams {
  public:
   DeviceStreams(c10::Device device, bool is_main) : device_(device) {
     if (device.is_cpu()) return;
     const c10::impl::VirtualGuardImpl guard(device.type());
-    branches_.push_back(is_main ? guard.getDefaultStream(device) : guard.getStreamFromGlobalPool(device));
-    upload_ = guard.getStreamFromGlobalPool(device);
-    download_ = guard.getStreamFromGlobalPool(device);
-    capture_ = guard.getStreamFromGlobalPool(device);
+    capture_ = &CaptureStream::of(device);
+    branches_.push_back(is_main ? guard.getDefaultStream(device) : new_stream());
+    upload_ = new_stream();
+    download_ = new_stream();
   }
 
   bool exist() const { return !branches_.empty(); }
   const c10::Stream& compute() const { return branches_.front(); }
   const c10::Stream& upload() const { return *upload_; }
   const c10::Stream& download() const { return *download_; }
-  const c10::Stream& capture() const { return *capture_; }
+  CaptureStream& capture() const { return *capture_; }
   const c10::Stream& branch(size_t number) {
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    while (branches_.size() <= number) branches_.push_back(guard.getStreamFromGlobalPool(device_));
+    while (branches_.size() <= number) branches_.push_back(new_stream());
     return branches_[number];
   }
 
@@ -81,9 +99,18 @@ class DeviceStreams {
   }
 
  private:
+  c10::Stream new_stream() const {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    while (true) {
+      const c10::Stream stream = guard.getStreamFromGlobalPool(device_);
+      if (stream != capture_->stream) return stream;
+    }
+  }
+
   const c10::Device device_;
   std::vector<c10::Stream> branches_;
-  std::optional<c10::Stream> upload_, download_, capture_;
+  std::optional<c10::Stream> upload_, download_;
+  CaptureStream* capture_ = nullptr;
 };
 
 }  // namespace dtorch

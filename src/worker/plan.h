@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "wire/graph_spans.h"
 #include "wire/window.h"
 #include "worker/captured_part.h"
 #include "worker/definitions.h"
@@ -42,7 +43,8 @@ struct Stretch {
   Window window;
   std::vector<uint32_t> tensors;  // by tensor of the window: which it is of the plan's
   std::vector<BoundOperator> operators;  // one a record
-  std::vector<bool> varies;  // by record: whether its numbers have changed from run to run
+  // By record: whether its numbers have changed from run to run; whether it has kept its device from capturing it.
+  std::vector<bool> varies, resists;
 };
 
 // Records that take the place of some of the program's.
@@ -95,15 +97,10 @@ struct WorkerPlan {
     return uint64_t{regions[place.region - 1].first} << 32 | place.record;
   }
 
-  uint32_t runs = 0;  // as it is rewritten
-  std::vector<CapturedPart> captured;  // once it is divided
+  GraphSpans graph_spans;
+  std::vector<CapturedPart> captured;  // in order, once it is divided
+  uint32_t divided_version = 0;        // of the spans
   bool is_divided = false;
-
-  // Captures anew.
-  void forget_captured() {
-    captured.clear();
-    is_divided = false;
-  }
 
   std::vector<uint32_t> slots;  // by tensor: where it lies on this worker
   std::vector<uint32_t> written;  // a record with this run's slots
@@ -134,6 +131,7 @@ inline void read_records(Reader& reader, uint32_t words, const size_t* tensors, 
   }
   stretch->operators.resize(stretch->window.num_records());
   stretch->varies.resize(stretch->window.num_records());
+  stretch->resists.resize(stretch->window.num_records());
 }
 
 inline std::vector<uint32_t> read_slots(Reader& reader) {
@@ -278,6 +276,7 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
   slots.insert(slots.end(), own.begin(), own.end());
   const size_t num_tensors = slots.size();
   std::vector<Region> regions;
+  std::vector<Span> places;
   uint32_t done = 0;
   while (!reader.done()) {
     Region region;
@@ -299,15 +298,17 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
           is_slot(region.stretch.window.kind(to)) || region.stretch.window.kind(to) == WordKind::kFixed) {
         Reader::fail("a value that the plan does not have");
       }
+      if (plan.stretch.varies[window.record_of(from)]) region.stretch.varies[region.stretch.window.record_of(to)] = true;
     }
     std::sort(region.values.begin(), region.values.end());
     note_fused(state, &region);
+    places.push_back({region.first, region.last});
     regions.push_back(std::move(region));
   }
   plan.slots = std::move(slots);
   plan.regions = std::move(regions);
-  plan.forget_captured();
-  plan.runs = 0;
+  plan.captured.clear();
+  plan.graph_spans.set_regions(std::move(places));
   plan.early_starts.clear();
   for (const auto& early : early_starts) {
     check_place(plan, early.before);
@@ -342,7 +343,7 @@ inline void move_slots(WorkerState& state, Reader& reader) {
   }
 }
 
-// Whether that makes another operator of one that was bound.
+// Whether the record's numbers have not changed before.
 inline bool set_value(Stretch& stretch, uint32_t word, uint32_t value) {
   const WordKind kind = stretch.window.kind(word);
   if (kind != WordKind::kValue && kind != WordKind::kValuePayload) Reader::fail("a change of what makes the plan");
@@ -350,23 +351,24 @@ inline bool set_value(Stretch& stretch, uint32_t word, uint32_t value) {
   known = (known & ~varying(kind)) | (value & varying(kind));
   const uint32_t record = stretch.window.record_of(word);
   auto& changed = stretch.operators[record];
-  if (changed.state != BoundOperator::State::kBound) return false;
-  changed.state = BoundOperator::State::kStale;
+  if (changed.state == BoundOperator::State::kBound) changed.state = BoundOperator::State::kStale;
+  if (stretch.varies[record]) return false;
   stretch.varies[record] = true;
   return true;
 }
 
 inline void set_value(WorkerPlan& plan, uint64_t word, uint32_t value) {
   if (word >= plan.stretch.window.words().size()) Reader::fail("a change beyond the end of the plan");
-  bool has_changed = set_value(plan.stretch, static_cast<uint32_t>(word), value);
+  if (set_value(plan.stretch, static_cast<uint32_t>(word), value)) {
+    plan.graph_spans.note_change(plan.stretch.window.record_of(static_cast<uint32_t>(word)));
+  }
   for (auto& region : plan.regions) {
     auto copy = std::lower_bound(region.values.begin(), region.values.end(),
                                  std::pair(static_cast<uint32_t>(word), 0u));
     for (; copy != region.values.end() && copy->first == word; ++copy) {
-      has_changed = set_value(region.stretch, copy->second, value) || has_changed;
+      if (set_value(region.stretch, copy->second, value)) plan.is_divided = false;
     }
   }
-  if (has_changed) plan.forget_captured();
 }
 
 // Takes in what has changed since the last run.

@@ -69,7 +69,7 @@ void replay(WorkerState& state, Reader& reader, uint32_t number, General&& gener
   update_plan(plan, reader);
   auto region = std::lower_bound(plan.regions.begin(), plan.regions.end(), first,
                                  [](const Region& region, uint32_t record) { return region.first < record; });
-  if (first == 0) ++plan.runs;
+  if (state.graph_maker) plan.graph_spans.note_message(plan.stretch.window, {first, last});
   const uint64_t before = state.record;
   EarlyStarts early(state, plan, first, last);
   const auto run = [&](Stretch& stretch, const Place& place, uint16_t flags) {

@@ -173,7 +173,7 @@ struct WorkerState {
   uint32_t site = 0;
   uint64_t num_operators = 0;
   uint64_t num_failures = 0;
-  uint64_t num_graphs_replayed = 0;
+  uint64_t num_graphs_captured = 0, num_graphs_replayed = 0;
   std::atomic<bool> stopped{false};  // set by a shutdown record, or by another thread
   // Why the stream can't be followed any further: what comes after is lost.
   std::string broken;

@@ -74,7 +74,7 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         uint32_t site
         uint64_t num_operators
         uint64_t num_failures
-        uint64_t num_graphs_replayed
+        uint64_t num_graphs_captured, num_graphs_replayed
         shared_ptr[GraphMaker] graph_maker
         cbool one_stream
         Activity* activity
@@ -535,6 +535,11 @@ cdef class Worker:
     def num_failures(self):
         """Records that failed so far, those that only name a failed value not counted."""
         return self.context.state.num_failures
+
+    @property
+    def num_graphs_captured(self):
+        """How often a part of a plan has become a graph of the device (DTORCH_CUDA_GRAPHS)."""
+        return self.context.state.num_graphs_captured
 
     @property
     def num_graphs_replayed(self):
