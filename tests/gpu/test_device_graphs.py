@@ -1,17 +1,31 @@
-"""Parts of plans as graphs of the device (DTORCH_CUDA_GRAPHS): the same values, whatever changes
-from run to run."""
+"""Parts of plans as graphs of the device (DTORCH_CUDA_GRAPHS): the same values, whatever changes from
+run to run, and in a steady loop each run is one of graphs.
 
+Which parts are graphs: test_device_graph_parts.py.
+"""
+
+import gc
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from steady_loops import (
+    STEADY,
+    TIMES,
+    between,
+    check,
+    counts,
+    growth,
+    hold,
+    on_both,
+    release,
+    settle,
+)  # fmt: skip
 from torch import nn
 
 import dtorch_mpi as dt
-from dtorch_mpi.kernels import call, kernel
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -19,65 +33,24 @@ from fuzz import hunt  # noqa: E402
 from fuzz_programs import text  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ["DTORCH_DEVICE"] != "gpu", reason="CPUs have no graphs")
-TIMES = 16
-GATHER = 20_000  # microseconds
 
 
 @pytest.fixture(autouse=True)
 def fresh():
     dt.shutdown()
-    dt.init(cuda_graphs=True, gather_us=GATHER)
+    dt.init(cuda_graphs=True)
+    # What it frees in the midst of a step would be a departure from the plan.
+    gc.collect()
+    gc.disable()
     yield
+    gc.enable()
+    release()
     dt.shutdown()
 
 
-def hold():
-    """Keep the workers busy for a moment: what is issued meanwhile comes in one batch, and a part
-    runs as a graph only where all its records do."""
-    call("tests.hold", [], sizes=[1], dtype=torch.float32)
-
-
-@kernel("tests.hold")
-def _hold(context):
-    time.sleep(0.03)
-    return torch.zeros(1, device=context.device)
-
-
-def settle():
-    dt.mark_step()
-    dt.sync()
-    dt.runtime.current().main.planner.wait()
-
-
-def replayed():
-    return sum(worker.num_graphs_replayed for worker in dt.runtime.current()._hosted.workers)
-
-
-def check(step, *, graphs=True, tolerance=1e-5):
-    """step(device, i): on the device as on the CPU, TIMES times over, and longer until a graph has
-    run if one is expected: whether a part can, is the moment's."""
-    before = replayed()
-    for i in range(8 * TIMES):
-        if i >= TIMES and (graphs is not True or replayed() > before):
-            break
-        hold()
-        found = step("dtorch", i)
-        expected = step("cpu", i)
-        torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
-        del found
-        settle()
-    assert graphs is None or (replayed() > before) == graphs, replayed() - before
-
-
-def on_both(make):
-    torch.manual_seed(0)
-    made = make()
-    return {"cpu": made, "dtorch": made.to("dtorch")} if isinstance(made, torch.Tensor) else made
-
-
 def test_a_chain():
-    x = on_both(lambda: torch.randn(64, 64) / 8)
-    check(lambda device, i: ((x[device] @ x[device]).relu() + x[device]).tanh().sum(0))
+    x = on_both(64, 64)
+    check(lambda device, i: ((x[device] @ x[device]).relu() + x[device]).tanh().sum(0), parts=1)
 
 
 def test_an_input_that_is_somewhere_else_each_time():
@@ -88,25 +61,98 @@ def test_an_input_that_is_somewhere_else_each_time():
         kept.append(x)  # so that its memory is not taken again
         return ((x * 2 + 1).sqrt() - x).exp().sum(1)
 
-    check(step)
+    check(step, parts=1)
+
+
+def test_an_input_that_is_somewhere_else_at_last():
+    """Once it has moved it is copied: that is one capture more, and no more for its later moves."""
+    x = on_both(32, 32)
+
+    def step(device, i):
+        if i >= 8:
+            x[device] = x[device].clone()
+            between(device)
+        return ((x[device] * 2 + 1).abs().sqrt() - x[device]).exp().sum(1)
+
+    check(step, parts=1)
+    assert counts()[1] <= 3
+
+
+def test_an_input_that_is_written_where_it_is():
+    kept = []
+
+    def step(device, i):
+        x = torch.full((32, 32), float(i)).to(device)
+        row, wide = x[3], x[:1].expand(32, 32)
+        kept.append(x)
+        y = ((wide * 2).relu() + 1).sqrt()
+        x.mul_(2).add_(y)
+        return torch.cat([x.tanh(), row[None], wide, y])
+
+    check(step, parts=1)
+
+
+def test_inputs_of_one_memory_that_moves():
+    """A copy of each would not show what is written to the other: the records run by themselves."""
+    kept = []
+
+    def step(device, i):
+        x = torch.full((32, 32), float(i)).to(device)
+        above, below = x[:20], x[12:]
+        kept.append(x)
+        between(device)
+        above.mul_(2)
+        return ((below * 2).relu() + 1).sqrt() + below.tanh()
+
+    check(step, parts=0)
+
+
+def test_inputs_that_share_memory_once():
+    """Most of the time y is a tensor of its own, and is copied; once it is all of x."""
+    x, kept = on_both(32, 32), []
+
+    def step(device, i):
+        y = x[device][:] if i == TIMES - STEADY - 2 else torch.full((32, 32), float(i)).to(device)
+        kept.append(y)
+        between(device)
+        x[device].add_(1)
+        return (y * 2).relu().sqrt().tanh() + y
+
+    check(step, parts=1)
+
+
+def test_expanded_inputs_that_move():
+    kept = []
+
+    def step(device, i):
+        x = torch.full((1, 32), float(i)).to(device)
+        kept.append(x)
+        wide = x.expand(32, 32)
+        between(device)
+        return ((wide * 2 + 1).sqrt() - wide).exp().sum(1)
+
+    check(step, parts=1)
 
 
 def test_results_that_are_kept():
-    x = on_both(lambda: torch.randn(64, 64) / 8)
-    kept = []
+    x = on_both(64, 64)
+    kept, grown = [], []
     for _ in range(TIMES):
+        before = counts()
         hold()
         x["dtorch"].mul_(1.1)
         kept.append(((x["dtorch"] @ x["dtorch"]).relu() + 1).log())
         settle()
+        grown.append(growth(before))
     for made in kept:
         x["cpu"].mul_(1.1)
         expected = ((x["cpu"] @ x["cpu"]).relu() + 1).log()
         torch.testing.assert_close(made.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert grown[-STEADY:] == [(1, 0)] * STEADY, grown
 
 
 def test_writes_in_place():
-    x = on_both(lambda: torch.randn(64, 64) / 8)
+    x = on_both(64, 64)
 
     def step(device, i):
         row = x[device][3]
@@ -114,54 +160,45 @@ def test_writes_in_place():
         row.add_(1)
         return x[device] * row
 
-    check(step)
+    check(step, parts=1)
 
 
 def test_views_that_outlive_the_part():
-    x = on_both(lambda: torch.randn(64, 64) / 8)
+    x = on_both(64, 64)
 
     def step(device, i):
         y = x[device].tanh() * 2 + x[device]
         left, right = y[:, :32], y[:, 32:].t()
         rows = x[device][::2]
         left.add_(1)
-        settle()
+        between(device)
         y.mul_(2)
         return torch.cat([left, right.t(), y, rows.repeat(2, 1)], 1)
 
-    check(step)
-
-
-def test_numbers_that_change():
-    x = on_both(lambda: torch.randn(64, 64) / 8)
-
-    def step(device, i):
-        y = (x[device] @ x[device]).relu() + x[device]
-        y = (y * (i + 1)).tanh() + 1
-        return ((y @ y).relu() + y).exp().sum() / 1000
-
-    check(step, tolerance=1e-4)
+    check(step, parts=None)
+    assert counts()[0] >= STEADY
 
 
 def test_a_number_that_changes_late():
-    x = on_both(lambda: torch.randn(64, 64) / 8)
+    x = on_both(64, 64)
 
     def step(device, i):
-        y = (x[device] @ x[device]).relu() + x[device]
-        return ((y * (3.0 if i < TIMES - 4 else 4.0)).tanh() + y).abs().sqrt().log1p()
+        y = ((x[device] @ x[device]).relu() + x[device]).tanh()
+        return ((y * (3.0 if i < TIMES - 9 else 4.0)).tanh() + y).abs().sqrt().log1p()
 
-    check(step)
+    check(step, parts=2)
 
 
 def test_waits_of_the_host_within():
-    x = on_both(lambda: torch.randn(64, 64) / 8)
+    x = on_both(64, 64)
 
     def step(device, i):
+        release()
         y = (x[device] @ x[device]).relu() + x[device] + i
         where = y.gt(1).nonzero()
         return ((y * 2).tanh() + 1).log()[where[:, 0]].sum(0) + y.masked_select(y > 2).sum()
 
-    check(step, graphs=None, tolerance=1e-4)
+    check(step, parts=None, tolerance=1e-4)
 
 
 def test_an_operator_that_fails():
@@ -180,22 +217,23 @@ def test_an_operator_that_fails():
         settle()
 
 
-@pytest.mark.parametrize("make", [
-    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    lambda p: torch.optim.AdamW(p, lr=0.01),
-    lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
+# Forward, backward and all of SGD's step are one; AdamW's numbers grow with the steps.
+@pytest.mark.parametrize("make, parts", [
+    (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
+    (lambda p: torch.optim.AdamW(p, lr=0.01), 1),
+    (lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False), 6),
 ], ids=["SGD", "AdamW", "AdamW of single tensors"])
-def test_training(make):
-    torch.manual_seed(0)
-    results = {}
+def test_training(make, parts):
+    results, grown = {}, []
     batches = torch.randn(TIMES, 16, 24)
     for device in ("cpu", "dtorch"):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(24, 48), nn.LayerNorm(48), nn.GELU(), nn.Linear(48, 8))
+        model = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.LayerNorm(48), nn.Linear(48, 8))
         model = model.to(device)
         optimizer = make(model.parameters())
         losses = []
         for batch in batches:
+            before = counts()
             if device == "dtorch":
                 hold()
             loss = model(batch.to(device)).logsumexp(1).mean()
@@ -205,40 +243,25 @@ def test_training(make):
             losses.append(loss.detach())
             if device == "dtorch":
                 settle()
+                grown.append(growth(before))
         results[device] = [loss.item() for loss in losses]
     assert results["dtorch"] == pytest.approx(results["cpu"], rel=1e-4)
-
-
-def test_collectives_between():
-    dt.shutdown()
-    dt.init(workers=2, cuda_graphs=True, gather_us=GATHER)
-    mesh = dt.init_device_mesh((2,))
-    full = torch.randn(64, 64) / 8
-    x = dt.distribute_tensor(full, mesh, [dt.Shard(0)])
-    for _ in range(TIMES):
-        hold()
-        y = (x * 2).relu().tanh() + x
-        total = y.sum(0).redistribute(mesh, [dt.Replicate()])
-        found = ((total * 3).exp() + 1).log().sqrt()
-        made = (full * 2).relu().tanh() + full
-        expected = ((made.sum(0) * 3).exp() + 1).log().sqrt()
-        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
-        settle()
+    assert grown[-STEADY:] == [(parts, 0)] * STEADY, grown
 
 
 def test_without_the_setting():
     dt.shutdown()
     dt.init()
-    x = on_both(lambda: torch.randn(64, 64) / 8)
-    check(lambda device, i: ((x[device] @ x[device]).relu() + x[device]).tanh().sum(0),
-          graphs=False)
+    x = on_both(64, 64)
+    check(lambda device, i: ((x[device] @ x[device]).relu() + x[device]).tanh().sum(0), parts=0)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("shape", [(1,), (2,)])
 def test_random_programs(shape):
     dt.shutdown()
-    dt.init(workers=torch.Size(shape).numel(), cuda_graphs=True, gather_us=GATHER)
+    dt.init(workers=torch.Size(shape).numel(), cuda_graphs=True)
     mesh = dt.init_device_mesh(shape)
-    found = hunt(mesh, seed=31, examples=20, times=8)
+    found = hunt(mesh, seed=31, examples=20, times=12)
     assert found is None, f"{text(found[0], mesh)}\n{found[1]}"
+    assert counts()[0] > 100

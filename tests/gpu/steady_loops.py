@@ -1,0 +1,79 @@
+"""Loops whose parts workers run as graphs of their devices, from some time on each time."""
+
+import threading
+
+import torch
+
+import dtorch_mpi as dt
+from dtorch_mpi.kernels import call, kernel
+
+TIMES = 16
+STEADY = 5  # the last so many are all alike
+_issued = threading.Event()
+
+
+@kernel("tests.hold")
+def _hold(context):
+    _issued.wait(20)
+    return torch.zeros(1, device=context.device)
+
+
+def hold():
+    """Keep the workers busy until release(), as they are where a program is ahead of them."""
+    _issued.clear()
+    call("tests.hold", [], sizes=[1], dtype=torch.float32)
+
+
+def release():
+    _issued.set()
+
+
+def settle():
+    """The end of a step; whatever passes make of it is there for the next one."""
+    release()
+    dt.mark_step()
+    dt.sync()
+    for engine in dt.runtime.current().engines.values():
+        engine.planner.wait()
+
+
+def between(device):
+    """Ends a part in the midst of what a test's `step` does."""
+    if device == "dtorch":
+        settle()
+        hold()
+
+
+def counts():
+    """(runs of parts as graphs, captures) so far, of all workers and graphs of the program."""
+    workers = dt.runtime.current()._hosted.all_workers
+    return (sum(worker.num_graphs_replayed for worker in workers),
+            sum(worker.num_graphs_captured for worker in workers))  # fmt: skip
+
+
+def growth(before):
+    return tuple(now - then for now, then in zip(counts(), before, strict=True))
+
+
+def check(step, *, parts, tolerance=1e-5, times=TIMES):
+    """step(device, i): on the device as on the CPU, again and again. The last STEADY times just
+    that many parts of it run as graphs, and none is captured. None: any number."""
+    grown = []
+    for i in range(times):
+        before = counts()
+        hold()
+        found = step("dtorch", i)
+        release()
+        expected = step("cpu", i)
+        torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
+        del found
+        settle()
+        grown.append(growth(before))
+    assert parts is None or grown[-STEADY:] == [(parts, 0)] * STEADY, grown
+
+
+def on_both(*sizes):
+    """Small numbers on the CPU and on the device."""
+    torch.manual_seed(0)
+    made = torch.randn(*sizes) / 8
+    return {"cpu": made, "dtorch": made.to("dtorch")}
