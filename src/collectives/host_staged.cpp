@@ -103,7 +103,8 @@ HostStagedBackend::HostStagedBackend(c10::intrusive_ptr<CheckedBackend> inner, c
 
 c10::intrusive_ptr<c10d::Work> HostStagedBackend::start(Request&& request) {
   auto staged = request.take_staged();
-  auto work = c10::make_intrusive<HostStagedWork>(request, std::move(staged), DeviceStreams::mark(current_stream(request.caller.device)));
+  auto issued = DeviceStreams::mark(current_stream(request.caller.device));
+  auto work = c10::make_intrusive<HostStagedWork>(request, std::move(staged), std::move(issued));
   work->start(*inner_, std::move(request));
   return work;
 }

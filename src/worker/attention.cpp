@@ -7,7 +7,8 @@
 #include <limits>
 
 #include <ATen/ATen.h>
-#include <torch/library.h>
+
+#include "random/adopt.h"
 
 namespace dtorch {
 namespace {
@@ -83,7 +84,8 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
       return {laid_out(std::get<0>(made), query), std::get<1>(made)};
     }
     case Form::kEfficient: {
-      const auto made = at::_scaled_dot_product_efficient_attention(query, key, value, mask, true, 0.0, causal, scale);
+      const auto made =
+          at::_scaled_dot_product_efficient_attention(query, key, value, mask, true, 0.0, causal, scale);
       // Its rows are as long as suits the kernel.
       return {laid_out(std::get<0>(made), query), std::get<1>(made).narrow(2, 0, query.size(2)).contiguous()};
     }
@@ -136,15 +138,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
 
 }  // namespace
 
+// Names of their own: workers on CPUs keep PyTorch's (kOnAccelerators in worker/definitions.h).
 TORCH_LIBRARY_FRAGMENT(dtorch, library) {
-  const auto adopt = [&](const char* name, const char* own, auto* function) {
-    const auto& known = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    library.def(known.schema().cloneWithName(own, ""),
-                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, function));
-  };
-  adopt("aten::_scaled_dot_product_flash_attention_for_cpu", "dtorch::attention", &attention);
-  adopt("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "dtorch::attention_backward",
-        &attention_backward);
+  adopt_as(library, "attention", "_scaled_dot_product_flash_attention_for_cpu", &attention);
+  adopt_as(library, "attention_backward", "_scaled_dot_product_flash_attention_for_cpu_backward",
+           &attention_backward);
 }
 
 }  // namespace dtorch
