@@ -125,10 +125,6 @@ at::Tensor own_storage(const at::Tensor& flat, int64_t start, at::IntArrayRef si
   return at::from_blob(part.mutable_data_ptr(), sizes, [flat](void*) {}, flat.options());
 }
 
-PendingTensor ready(at::Tensor result) {
-  return {nullptr, [result = std::move(result)] { return result; }};
-}
-
 PendingTensor all_reduce(at::Tensor result, ReduceOp op, const Axis& axis) {
   c10::intrusive_ptr<c10d::Work> work;
   if (result.numel() != 0) {
@@ -139,6 +135,25 @@ PendingTensor all_reduce(at::Tensor result, ReduceOp op, const Axis& axis) {
     work = axis.group.allreduce(tensors, options);
   }
   return {work, [result, op, length = axis.length] { return averaged(result, op, length); }};
+}
+
+// Several of one dtype on a device, each in memory that its allocator knows, as DeviceStreams::keep_for needs.
+std::vector<PendingTensor> all_reduce_each(const std::vector<at::Tensor>& locals, ReduceOp op, const Axis& axis) {
+  std::vector<PendingTensor> results;
+  std::vector<at::Tensor> tensors;
+  c10d::AllreduceCoalescedOptions options;
+  for (const auto& local : locals) {
+    const auto result = local.clone(at::MemoryFormat::Contiguous);
+    auto [data, as] = reducible(result, op);
+    options.reduceOp = collective_op(as);
+    if (data.numel() != 0) tensors.push_back(data);
+    results.push_back({nullptr, [result, op, length = axis.length] { return averaged(result, op, length); }});
+  }
+  if (tensors.empty()) return results;
+  const auto work = axis.group.allreduce_coalesced(tensors, options);
+  for (auto& result : results) result.work = work;
+  note_result(axis.group, *work, &results.front().device_results);
+  return results;
 }
 
 PendingTensor reduce_scatter(const at::Tensor& local, ReduceOp op, int64_t dim, const Axis& axis) {
@@ -208,7 +223,7 @@ PendingTensor all_to_all(const at::Tensor& local, int64_t from, int64_t to, int6
 }
 
 PendingTensor take(const RedistributeStep& step, const at::Tensor& local, int64_t whole,
-                const Axis& axis) {
+                   const Axis& axis) {
   const auto& [_, from, to] = step;
   if (from.is_replicate()) {
     at::Tensor share = local;
@@ -238,7 +253,7 @@ PendingTensor start_redistribute(const at::Tensor& local, std::span<const int64_
   TORCH_CHECK_VALUE(local.sizes() == at::IntArrayRef(expected), "expected a local tensor of sizes ",
                     at::IntArrayRef(expected), " under ", to_string(from), ", got ", local.sizes());
   if (should_reshard(global_sizes, mesh, from, to))
-    return ready(reshard(local, global_sizes, mesh, member, from, to));
+    return reshard(local, global_sizes, mesh, member, from, to);
   auto current = from;
   auto result = ready(local);
   for (const auto& step : plan_redistribute(from, to)) {
@@ -250,10 +265,10 @@ PendingTensor start_redistribute(const at::Tensor& local, std::span<const int64_
       current[step.axis] = Placement::replicate();
       whole = local_sizes(global_sizes, mesh.shape, current, member.coordinate)[step.from.dim];
     }
-    auto earlier = std::move(result.earlier);
-    if (result.work) earlier.push_back(result.work);
+    auto results = std::move(result.device_results);
     result = take(step, result.get(), whole, axis);
-    result.earlier = std::move(earlier);
+    if (result.work) note_result(axis.group, *result.work, &results);
+    result.device_results = std::move(results);
     current[step.axis] = step.to;
   }
   return result;
@@ -269,6 +284,7 @@ std::vector<PendingTensor> start_bucket(const std::vector<at::Tensor>& locals, c
                                         const Placements& to) {
   const auto step = plan_redistribute(from, to).at(0);
   const Axis axis{*member.groups[step.axis], mesh.shape[step.axis], member.coordinate[step.axis]};
+  if (!locals.front().is_cpu()) return all_reduce_each(locals, step.from.reduce_op, axis);
   std::vector<at::Tensor> flat;
   for (const auto& local : locals) flat.push_back(local.reshape({-1}));
   const auto shared = std::make_shared<PendingTensor>(all_reduce(at::cat(flat), step.from.reduce_op, axis));

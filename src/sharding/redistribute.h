@@ -8,6 +8,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "sharding/device_results.h"
 #include "sharding/placement.h"
 
 namespace dtorch {
@@ -45,9 +46,7 @@ std::vector<RedistributeStep> plan_redistribute(const Placements& from, const Pl
 struct PendingTensor {
   c10::intrusive_ptr<c10d::Work> work;
   std::function<at::Tensor()> finish;
-  // Those of the steps before, which a device may still be at: waiting for them there does not hold the
-  // host up.
-  std::vector<c10::intrusive_ptr<c10d::Work>> earlier;
+  DeviceResults device_results;  // of all its collectives, those of steps before too
 
   // Raises what the collective raised.
   at::Tensor get() {
@@ -55,6 +54,11 @@ struct PendingTensor {
     return finish();
   }
 };
+
+// One that is there already.
+inline PendingTensor ready(at::Tensor result, DeviceResults device_results = {}) {
+  return {nullptr, [result = std::move(result)] { return result; }, std::move(device_results)};
+}
 
 // This worker's part of the tensor under `to`, given its part under `from`. All workers of the
 // mesh call it together, in one order. The result is contiguous and never an alias of `local`,
@@ -68,7 +72,8 @@ PendingTensor start_redistribute(const at::Tensor& local, std::span<const int64_
 // Whether redistributions from one to the other can go together: each is one reduction.
 bool can_bucket(const Placements& from, const Placements& to);
 
-// The same of several tensors of one dtype, in one collective. Where can_bucket says so.
+// The same of several tensors of one dtype, in one collective, whose result on a device the first of them
+// has. Where can_bucket says so.
 std::vector<PendingTensor> start_bucket(const std::vector<at::Tensor>& locals, const Mesh& mesh,
                                         const MeshMember& member, const Placements& from,
                                         const Placements& to);

@@ -100,7 +100,7 @@ at::Tensor part_of(at::Tensor data, const std::vector<Runs>& has, const std::vec
 // What each peer has for this worker, in the peers' order.
 std::vector<at::Tensor> exchanged(const std::vector<at::Tensor>& parts,
                                   const std::vector<std::vector<int64_t>>& sizes,
-                                  c10d::Backend& group) {
+                                  c10d::Backend& group, DeviceResults* results) {
   const auto width = parts[0].element_size();
   std::vector<at::Tensor> flat;
   std::vector<int64_t> sent, received, counts;
@@ -113,7 +113,9 @@ std::vector<at::Tensor> exchanged(const std::vector<at::Tensor>& parts,
   // As bytes: backends do not move every dtype.
   auto output = at::empty({c10::sum_integers(counts)}, parts[0].options());
   auto input = at::cat(flat).view(at::kByte), into = output.view(at::kByte);
-  group.alltoall_base(into, input, received, sent)->wait();  // it may move the sizes out
+  const auto work = group.alltoall_base(into, input, received, sent);  // it may move the sizes out
+  note_result(group, *work, results);
+  work->wait();
   std::vector<at::Tensor> pieces;
   int64_t start = 0;
   for (size_t peer = 0; peer < parts.size(); ++peer) {
@@ -165,9 +167,9 @@ bool should_reshard(std::span<const int64_t> global_sizes, const Mesh& mesh,
   return false;
 }
 
-at::Tensor reshard(const at::Tensor& local, std::span<const int64_t> global_sizes,
-                   const Mesh& mesh, const MeshMember& member, const Placements& from,
-                   const Placements& to) {
+PendingTensor reshard(const at::Tensor& local, std::span<const int64_t> global_sizes,
+                      const Mesh& mesh, const MeshMember& member, const Placements& from,
+                      const Placements& to) {
   const Route route{global_sizes, mesh.shape, from, to};
   std::vector<size_t> order(mesh.shape.size());
   std::iota(order.begin(), order.end(), 0);
@@ -179,6 +181,7 @@ at::Tensor reshard(const at::Tensor& local, std::span<const int64_t> global_size
                    [&](size_t a, size_t b) { return rank(a) < rank(b); });
 
   std::vector<bool> done(order.size(), false);
+  DeviceResults results;
   at::Tensor data = local;
   for (size_t axis : order) {
     const auto before = done;
@@ -203,9 +206,9 @@ at::Tensor reshard(const at::Tensor& local, std::span<const int64_t> global_size
         size.push_back(size_of(common(theirs[d], wants[d])));
       runs.push_back(common(theirs[dim], wants[dim]));
     }
-    data = joined(exchanged(parts, sizes, *member.groups[axis]), runs, dim);
+    data = joined(exchanged(parts, sizes, *member.groups[axis], &results), runs, dim);
   }
-  return data.clone(at::MemoryFormat::Contiguous);
+  return ready(data.clone(at::MemoryFormat::Contiguous), std::move(results));
 }
 
 }  // namespace dtorch

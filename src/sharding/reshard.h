@@ -10,9 +10,10 @@ namespace dtorch {
 bool should_reshard(std::span<const int64_t> global_sizes, const Mesh& mesh,
                     const Placements& from, const Placements& to);
 
-// As `redistribute`, by at most one all-to-all along each axis. The result is a copy.
-at::Tensor reshard(const at::Tensor& local, std::span<const int64_t> global_sizes,
-                   const Mesh& mesh, const MeshMember& member, const Placements& from,
-                   const Placements& to);
+// As `start_redistribute`, by at most one all-to-all along each axis, each waited for. The result is a
+// copy.
+PendingTensor reshard(const at::Tensor& local, std::span<const int64_t> global_sizes,
+                      const Mesh& mesh, const MeshMember& member, const Placements& from,
+                      const Placements& to);
 
 }  // namespace dtorch

@@ -15,6 +15,7 @@
 #include "transport/link.h"
 #include "wire/reader.h"
 #include "wire/record.h"
+#include "worker/device_collectives.h"
 
 namespace dtorch {
 
@@ -103,6 +104,9 @@ class WorkerGraphs {
     *seen = spoilings_.size();
     return found;
   }
+
+  // ---- collectives ---------------------------------------------------------------------------------
+  DeviceCollectives collectives;
 
   // ---- groups, which all graphs use ----------------------------------------------------------------
   // Meshes by number, with this worker's place in each that has one. Graphs learn of meshes in one

@@ -97,8 +97,10 @@ inline PendingTensor start_transfer(WorkerState& state, const at::Tensor& local,
     c10::intrusive_ptr<c10d::Work> work;  // null: from this worker itself
     at::Tensor message;
     Box box;
+    DeviceResults results;
   };
   std::vector<Arriving> arriving;
+  DeviceResults results;
   for (const auto& [source, goal, box] : plan_transfer(sizes, from, to)) {
     if (source != state.worker && goal != state.worker) continue;
     auto message = new_message(state, dtype, box);
@@ -116,32 +118,41 @@ inline PendingTensor start_transfer(WorkerState& state, const at::Tensor& local,
     if (goal != state.worker) {
       work = group.send(one, goal, tag);
       if (!work->isCompleted()) work->getFuture();  // goes on by itself
+      note_result(group, *work, &results);
       state.sending.emplace_back(std::move(work), message);
       continue;
     }
+    DeviceResults received;
     if (source != state.worker) {
       work = group.recv(one, source, tag);
       if (!work->isCompleted()) work->getFuture();
+      note_result(group, *work, &received);
+      results.insert(results.end(), received.begin(), received.end());
     }
-    arriving.push_back({std::move(work), message, box});
+    arriving.push_back({std::move(work), message, box, std::move(received)});
   }
   const auto coordinate = coordinate_of(*to.mesh, state.worker);
-  if (coordinate.empty()) return {nullptr, [] { return at::Tensor(); }};
+  if (coordinate.empty()) return ready(at::Tensor(), std::move(results));
   const auto last = std::ranges::find_if(arriving, [](const Arriving& one) { return one.work != nullptr; });
   const auto wait_for = last == arriving.end() ? nullptr : last->work;
   return {wait_for, [arriving = std::move(arriving), whole = box_of(sizes, to, coordinate), dtype,
                      device = state.device] {
             auto result = at::empty(whole.sizes, at::TensorOptions().dtype(dtype).device(device));
-            for (const auto& [work, message, box] : arriving) {
+            for (const auto& [work, message, box, results] : arriving) {
               if (work) work->wait();
               const auto head = on_host(message.narrow(0, 0, MessageHead::kBytes));
+              // The device goes on from a message that was given up, and has not written it.
+              for (const auto& result : results) {
+                if (const char* text = failure_of(result)) throw std::runtime_error(text);
+              }
               if (auto failure = MessageHead::read(static_cast<const char*>(head.const_data_ptr()))) {
                 throw FailedElsewhere(std::move(failure));
               }
               part_of(result, whole, box).copy_(body_of(message, dtype, box));
             }
             return result;
-          }};
+          },
+          std::move(results)};
 }
 
 }  // namespace dtorch

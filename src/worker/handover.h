@@ -12,23 +12,20 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "transport/backoff.h"
 #include "transport/link.h"
+#include "worker/device_collectives.h"
 
 namespace dtorch {
 
-// A collective on the device, with what to say should it fail.
-struct DeviceCollective {
-  c10::intrusive_ptr<c10d::Work> work;
-  Failure place;  // its text names the collective
-};
 using DeviceGroups = std::vector<c10::intrusive_ptr<c10d::Backend>>;
 
 class Handover {
  public:
-  Handover(const WorkerLink& link, c10::Device device) : link_(link), device_(device) {}
+  // collectives: of the worker, in which it notes what it has told.
+  Handover(const WorkerLink& link, c10::Device device, DeviceCollectives& collectives)
+      : link_(link), device_(device), collectives_(collectives) {}
   ~Handover() {
     {
       std::lock_guard<std::mutex> guard(mutex_);
@@ -44,7 +41,7 @@ class Handover {
     c10::Event ready;   // when it has
     Failure place;      // of the read, should the device fail
     std::vector<DeviceCollective> before;  // under way when it was issued
-    DeviceGroups groups;                   // which those are of, if they keep errors to themselves
+    DeviceGroups groups;                   // that may be theirs, and know what their works don't
   };
 
   void post(Item item) {
@@ -86,11 +83,14 @@ class Handover {
   bool wait(Item* item) {
     Backoff backoff(kSpins);
     try {
-      while (!item->ready.query()) {
-        if (auto failure = failure_of(*item)) {
+      while (true) {
+        // Behind a collective that was given up the device goes on, with what was in memory.
+        const bool is_ready = item->ready.query();
+        if (auto failure = failure_of(item)) {
           item->reply = {at::Tensor(), std::move(failure)};
           return true;
         }
+        if (is_ready) return true;
         backoff.pause();
         std::lock_guard<std::mutex> guard(mutex_);
         if (is_over_) return false;
@@ -101,23 +101,34 @@ class Handover {
     return true;
   }
 
-  static FailurePtr failure_of(const Item& item) {
-    for (const auto& collective : item.before) {
-      if (auto error = collective.work->exception()) return failed(collective.place, error);
+  FailurePtr failure_of(Item* item) {
+    std::erase_if(item->before, [](const DeviceCollective& one) { return has_succeeded(one.result); });
+    if (item->before.empty()) return nullptr;
+    for (const auto& collective : item->before) {
+      const char* text = dtorch::failure_of(collective.result);
+      if (auto failure = text ? failed(*item, collective, text) : nullptr) return failure;
     }
-    // NCCL's watchdog notes what its communicators report in the work, but time-outs in the group only.
-    for (const auto& group : item.groups) {
+    // What another member has told of is no failure of this one's works: the oldest waits for it.
+    for (const auto& group : item->groups) {
       const auto error = group->getError();
       if (error == c10d::ErrorType::SUCCESS) continue;
-      Failure place = item.before.empty() ? item.place : item.before.front().place;
-      place.text += error == c10d::ErrorType::TIMEOUT
-                        ? "it did not end within the time that collectives have: some worker did not come to it"
-                        : "NCCL reports an error of a connection between workers, or of another worker";
-      return std::make_shared<Failure>(std::move(place));
+      const bool is_late = error == c10d::ErrorType::TIMEOUT;
+      return failed(*item, item->before.front(),
+                    device_failure(is_late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR));
     }
     return nullptr;
   }
 
+  // Who reads a value is told each time, since it is none; who syncs, once. Null: told before.
+  FailurePtr failed(const Item& item, const DeviceCollective& collective, const char* text) {
+    const bool is_new = collectives_.tell(collective.record);
+    if (!is_new && !item.reply.value.defined()) return nullptr;
+    auto failure = std::make_shared<Failure>(item.place);
+    failure->text = std::string("redistribute: ") + text;
+    failure->site = collective.site;
+    failure->record = collective.record;
+    return failure;
+  }
   static FailurePtr failed(Failure place, const std::exception_ptr& error) {
     try {
       std::rethrow_exception(error);
@@ -147,6 +158,7 @@ class Handover {
  private:
   const WorkerLink link_;
   const c10::Device device_;
+  DeviceCollectives& collectives_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;

@@ -86,19 +86,8 @@ inline void fail_pending(WorkerState& state, const std::exception& error, Pendin
 }
 
 // Failures of what a device does show up later, when a value is read that came behind.
-inline void forget_ended(std::vector<DeviceCollective>* collectives) {
-  std::erase_if(*collectives, [](const auto& one) { return one.work->isCompleted() && !one.work->exception(); });
-}
-
 inline void note_collectives(WorkerState& state, const PendingTensor& tensor) {
-  if (C10_LIKELY(!state.streams.exist())) return;
-  constexpr size_t kMany = 64;
-  if (state.collectives.size() > kMany) forget_ended(&state.collectives);
-  const auto note = [&](const c10::intrusive_ptr<c10d::Work>& work) {
-    state.collectives.push_back({work, place_of(state, "redistribute: ")});
-  };
-  for (const auto& work : tensor.earlier) note(work);
-  if (tensor.work) note(tensor.work);
+  state.graphs->collectives.note(tensor.device_results, state.site, record_of_graph(state.graph, state.record));
 }
 
 inline PendingValue start(WorkerState& state, const Redistribution& read) {
@@ -136,7 +125,8 @@ inline void start_together(WorkerState& state, const std::vector<Redistribution>
                            std::vector<PendingValue>* values) {
   const auto& first = reads.front();
   const bool alike = reads.size() > 1 && std::ranges::all_of(reads, [&](const Redistribution& read) {
-    return read.to_number == first.to_number && !read.is_between_meshes && read.before == first.before && read.dtype == first.dtype;
+    return read.to_number == first.to_number && !read.is_between_meshes && read.before == first.before &&
+           read.dtype == first.dtype;
   });
   if (!alike || !can_bucket(first.before, first.to->placements)) {
     for (const auto& read : reads) values->push_back(start(state, read));

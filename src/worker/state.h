@@ -162,7 +162,6 @@ struct WorkerState {
 
   std::shared_ptr<StreamThreads> stream_threads;  // those beside this thread, once there are any
   std::unique_ptr<Handover> handover;             // once the device owes an answer
-  std::vector<DeviceCollective> collectives;      // that may go on there
   std::shared_ptr<GraphMaker> graph_maker;        // null: parts of plans are not captured
   bool one_stream = false;    // collectives end before the next record runs
   bool notes_flight = false;  // writes this process's flight record

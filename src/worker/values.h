@@ -93,11 +93,14 @@ inline void mark_reported(WorkerState& state, const FailurePtr& failure) {
 
 inline DeviceGroups nccl_groups(const WorkerState& state) {
   DeviceGroups found;
-  if (state.collectives.empty()) return found;
-  for (const auto& [number, member] : state.members) {
-    for (const auto& group : member.groups) {
-      if (group->getBackendName() == "nccl") found.push_back(group);
-    }
+  const auto add = [&](const c10::intrusive_ptr<c10d::Backend>& group) {
+    if (group && group->getBackendName() == "nccl") found.push_back(group);
+  };
+  std::lock_guard<std::mutex> guard(state.graphs->meshes_mutex);
+  add(state.graphs->everybody);
+  for (const auto& [number, known] : state.graphs->meshes) {
+    if (!known.member) continue;
+    for (const auto& group : known.member->groups) add(group);
   }
   return found;
 }
@@ -113,10 +116,11 @@ void answer(WorkerState& state, const WorkerLink& link, Reader& reader, Make&& m
   try {
     owed = make(&reply, &ready);
     if (owed && ready) {
-      if (!state.handover) state.handover = std::make_unique<Handover>(link, state.device);
-      forget_ended(&state.collectives);
+      if (!state.handover) state.handover = std::make_unique<Handover>(link, state.device, state.graphs->collectives);
+      auto before = state.graphs->collectives.under_way();
+      auto groups = before.empty() ? DeviceGroups() : nccl_groups(state);
       state.handover->post({promise, std::move(reply), std::move(*ready),
-                            place_of(state, "reading a value: "), state.collectives, nccl_groups(state)});
+                            place_of(state, "reading a value: "), std::move(before), std::move(groups)});
       return;
     }
   } catch (const std::exception& error) {

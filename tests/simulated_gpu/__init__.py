@@ -187,6 +187,12 @@ def replay_address():
 
 
 def failing_group(rank, size, how):
-    """A torch.distributed Backend that says it is NCCL's, and whose allreduce fails on the device:
-    the Work tells so (how="work"), or the group alone (how="timeout")."""
+    """A torch.distributed Backend that says it is NCCL's, and whose collectives fail on the device:
+    the Work tells so (how="error", how="timeout"), or the group alone (how="group"). They move
+    nothing, and what is received is zeros; with how="success" that is all."""
     return _extension.failing_group(rank, size, how)
+
+
+def fail_collectives_from(elements):
+    """Collectives of failing groups do not fail if they have fewer elements. At first, 0."""
+    _extension.fail_collectives_from(elements)

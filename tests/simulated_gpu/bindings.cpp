@@ -96,6 +96,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("failing_group", &failing_group);
   module.def("current_device",
              [] { return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index(); });
+  module.def("fail_collectives_from", &fail_collectives_from);
   module.def("current_stream", [](int device) { return current_stream(device); });
   module.def("new_stream", [](int device) { return new_stream(device); });
   module.def("synchronize_stream", [](c10::Stream stream) {

@@ -37,6 +37,12 @@ Device checked(Device device) {
   return Device(c10::kCUDA, index);
 }
 
+void free_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  if (!block->is_pooled) Checker::get().remove_block(block);
+  release_block(block);
+}
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   Device exchangeDevice(Device device) const override {
@@ -119,16 +125,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     auto between = static_cast<Event*>(second)->time - static_cast<Event*>(first)->time;
     return std::chrono::duration<double, std::milli>(between).count();
   }
+  // As CUDA's allocator, which takes no notice of memory that is not from it.
   void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override {
-    Checker::get().record_block(data.get(), stream);
+    if (data.get_deleter() == &free_block) Checker::get().record_block(data.get(), stream);
   }
 };
-
-void free_block(void* context) {
-  auto* block = static_cast<Block*>(context);
-  if (!block->is_pooled) Checker::get().remove_block(block);
-  release_block(block);
-}
 
 c10::DataPtr owned(Block* block, DeviceIndex device, const std::string& what) {
   block->device = device;

@@ -7,7 +7,11 @@
 
 namespace simulated_gpu {
 
-// how: "work", the failure is in the Work; "timeout", the group alone knows it.
+// how: "error" or "timeout", what the Work comes to; "group", the group alone knows of a time-out. Of NCCL's,
+// both tell: here one at a time, so that neither stands in for the other. "success": nothing fails.
 c10::intrusive_ptr<c10d::Backend> failing_group(int rank, int size, const std::string& how);
+
+// Collectives of fewer elements do not fail; at first, all do.
+void fail_collectives_from(int64_t elements);
 
 }  // namespace simulated_gpu
