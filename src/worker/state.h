@@ -75,11 +75,11 @@ class StreamThreads;   // worker/streams.h
 // Of one graph of a worker.
 struct WorkerState {
   // graphs: of this worker, `graph` being this one's number.
-  WorkerState(int worker, int num_workers, c10::Device device, std::string host,
+  WorkerState(int worker, int num_workers, const std::string& device, std::string host,
               MakeGroup make_group, std::shared_ptr<WorkerGraphs> graphs, uint32_t graph)
       : worker(worker), num_workers(num_workers), device(device), host(std::move(host)),
         make_group(std::move(make_group)), graphs(std::move(graphs)), graph(graph),
-        streams(device, graph == 0), generator(new_worker_generator()) {
+        streams(this->device, graph == 0), generator(new_worker_generator()) {
     this->graphs->add(graph, streams);
   }
   ~WorkerState() {
@@ -120,6 +120,10 @@ struct WorkerState {
       Reader::fail("an operator that was not defined");
     }
     return operators[number];
+  }
+  // Empty for one that was not defined.
+  std::string operator_name(uint32_t number) const {
+    return number < operators.size() ? operators[number].name : std::string();
   }
   // Defined on rank 0, and not registered here.
   bool is_missing(uint32_t number) const {
@@ -190,6 +194,10 @@ struct WorkerState {
   int64_t resumed = 0;   // when a value had last been waited for, while the timeline is on
   // Nanoseconds so far, but for those of the batch that began at batch_began (0: none runs).
   int64_t busy = 0, idle = 0, batch_began = 0;
+
+  void keep(const Batch& batch) {
+    batches.emplace_back(reinterpret_cast<const char*>(batch.begin), batch.bytes());
+  }
 
   // Batches as they came, for tests of the decoder.
   bool keeps_batches = false;
