@@ -23,6 +23,7 @@ def register(
     synchronize: Callable[..., Any],
     measure: Callable[..., Any],
     reset_peak: Callable[..., Any],
+    empty_cache: Callable[..., Any],
     arrived: Callable[..., Any],
 ) -> None: ...
 def default_generator() -> torch.Generator: ...

@@ -128,32 +128,95 @@ def set_rng_state_all(new_states):
     set_rng_state(new_states[0])
 
 
+# PyTorch's name -> that of worker_memory(); in the order of DeviceMemory, src/device/memory.h.
+_STATS = {
+    "allocated_bytes.all.current": "allocated", "allocated_bytes.all.peak": "peak_allocated",
+    "active_bytes.all.current": "active", "active_bytes.all.peak": "peak_active",
+    "reserved_bytes.all.current": "reserved", "reserved_bytes.all.peak": "peak_reserved",
+    "num_alloc_retries": "retries", "num_ooms": "failures",
+}  # fmt: skip
+
+
+def memory_stats(device=None):
+    """Figures of the workers' memory by the names of `torch.cuda.memory_stats`.
+
+    Each is that of the worker where it is largest. On GPUs they are those of PyTorch's allocator
+    for the worker's GPU, in the worker's process. On CPUs, where nothing is counted, they are the
+    bytes of live tensors, and for peaks the resident memory of the process.
+    """
+    workers = worker_memory()
+    return {name: max(figures[own] for figures in workers) for name, own in _STATS.items()}
+
+
 def memory_allocated(device=None):
-    """Bytes that live tensors take on the worker that holds most."""
-    return max(figures["bytes"] for figures in worker_memory())
+    """Bytes that tensors take on the worker that holds most."""
+    return memory_stats()["allocated_bytes.all.current"]
 
 
 def max_memory_allocated(device=None):
-    """The peak resident memory of the worker process that has the largest, in bytes."""
-    return max(figures["peak"] for figures in worker_memory())
+    """The most that tensors took on a worker; on CPUs, the peak of a process's resident memory."""
+    return memory_stats()["allocated_bytes.all.peak"]
+
+
+def memory_reserved(device=None):
+    """Bytes that PyTorch's allocator has of the GPU of the worker where these are most."""
+    return memory_stats()["reserved_bytes.all.current"]
+
+
+def max_memory_reserved(device=None):
+    """The most that PyTorch's allocator had of a worker's GPU."""
+    return memory_stats()["reserved_bytes.all.peak"]
 
 
 def reset_peak_memory_stats(device=None):
-    """Have max_memory_allocated() begin anew with what the workers hold now."""
+    """Have the peaks begin anew with what the workers hold now."""
     from .kernels import memory
 
     memory.reset_peak()
 
 
+def memory_summary(device=None, abbreviated=False):
+    """A table of worker_memory() as text, a line a worker.
+
+    held: by live tensors; the rest as in memory_stats(), with peaks behind a slash. `abbreviated`
+    is for the sake of `torch.cuda.memory_summary`.
+    """
+    pools = ["allocated", "active", "reserved"]
+    rows = [["worker", "tensors", "held", *pools, "retries", "failures"]]
+    for worker, found in enumerate(worker_memory()):
+        both = [f"{_in_words(found[name])} / {_in_words(found[f'peak_{name}'])}" for name in pools]
+        rows.append([str(worker), str(found["tensors"]), _in_words(found["bytes"]), *both,
+                     str(found["retries"]), str(found["failures"])])  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
+                     for row in rows)  # fmt: skip
+
+
+def _in_words(number):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:.4g} TiB"
+
+
 def worker_memory():
-    """[{"bytes": of live tensors, "peak": of the process, "tensors": number}] by worker."""
+    """A dict for each worker. bytes, tensors: of live tensors. operators: executed so far.
+    allocated, active, reserved, peak_allocated, peak_active, peak_reserved: bytes, and retries,
+    failures: as in memory_stats().
+    """
     from .runtime import runtime
 
     return runtime().worker_memory()
 
 
 def empty_cache():
-    """Nothing is cached on CPU workers."""
+    """Have the workers give back to their GPUs what PyTorch's allocators keep idle there."""
+    from .kernels import memory
+    from .runtime import current
+
+    if current() is not None:
+        memory.empty_cache()
 
 
 def get_amp_supported_dtype():

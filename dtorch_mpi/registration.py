@@ -4,7 +4,7 @@ import torch
 
 from . import _core, endings, loading, printing, runtime, tensor
 from .call_sites import LIBRARY_FOLDERS
-from .device_module import max_memory_allocated, memory_allocated, reset_peak_memory_stats
+from .device_module import empty_cache, memory_stats, reset_peak_memory_stats
 from .kernels import interception
 from .sizes.families import sizes
 
@@ -16,7 +16,7 @@ def register():
     _core.register(
         read=tensor.read, describe=_describe, shard=_shard, elements=_by_elements, sizes=sizes,
         start=_start, drain=_check, synchronize=runtime.sync, measure=_measure,
-        reset_peak=reset_peak_memory_stats, arrived=loading.arrived,
+        reset_peak=reset_peak_memory_stats, empty_cache=empty_cache, arrived=loading.arrived,
     )
     # As workers on CPUs have it, until there are others. PyTorch's for new devices is float16.
     torch.set_autocast_dtype("dtorch", torch.get_autocast_dtype("cpu"))
@@ -54,7 +54,7 @@ def _check():
 
 
 def _measure():
-    return memory_allocated(), max_memory_allocated()
+    return list(memory_stats().values())
 
 
 def _describe(slots):

@@ -22,10 +22,11 @@ def stats() -> dict[str, Any]:
 
     controller_busy: seconds for taking records, planning and sending, by whichever thread did it.
     workers: for each, "operators" executed; "busy", seconds of executing batches, waits within
-    collectives included; "idle", seconds of waiting for batches; "peak_memory", the largest
-    resident memory of its process in bytes, as `torch.dtorch.max_memory_allocated()` takes it.
-    Worker threads of one process have the same. With several graphs, busy and idle are sums over
-    their threads.
+    collectives included; "idle", seconds of waiting for batches; "peak_memory", in bytes,
+    the most that its tensors took of its GPU, or on a CPU the largest resident memory of its
+    process, as `torch.dtorch.max_memory_allocated()` takes it. Worker threads of one process have
+    the same, on GPUs those that share one. With several graphs, busy and idle are sums over their
+    threads.
 
     How long the client takes isn't measured: to read a clock for each operator would cost it more
     than is worth it. :func:`dtorch_mpi.profile` does.
@@ -57,7 +58,7 @@ def stats() -> dict[str, Any]:
                 times += on_all_workers("stage_times", [], running.num_workers, 2).to_torch()
     numbers["workers"] = [
         {"operators": memory["operators"], "busy": busy * 1e-9, "idle": idle * 1e-9,
-         "peak_memory": memory["peak"]}
+         "peak_memory": memory["peak_allocated"]}
         for (busy, idle), memory in zip(times.tolist(), running.worker_memory(), strict=True)
     ]  # fmt: skip
     return numbers

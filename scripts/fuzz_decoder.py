@@ -119,7 +119,7 @@ def record_programs():
         dt.sync()
         with contextlib.suppress(dt.WorkerError):
             torch.linalg.cholesky(-torch.eye(2, **d)).to_torch()
-        call("dtorch.memory", [], sizes=[1, 4], dtype=torch.int64, mesh=mesh,
+        call("dtorch.memory", [], sizes=[1, 3], dtype=torch.int64, mesh=mesh,
              placements=[dt.Shard(0)]).to_torch()  # fmt: skip
 
     def repeated():

@@ -10,7 +10,7 @@ from .registry import call, kernel
 EVENT_BYTES = 88  # src/profiling/timeline.h
 
 
-def _row(context, values):
+def own_row(context, values):
     """This worker's row of a [workers, len(values)] tensor."""
     ((_, rows), _), = context.local_slices
     return torch.tensor([values] * rows, dtype=torch.int64)
@@ -18,7 +18,7 @@ def _row(context, values):
 
 @kernel("dtorch.timeline.clock")
 def _clock(context):
-    return _row(context, [time.monotonic_ns()])  # steady_clock's clock
+    return own_row(context, [time.monotonic_ns()])  # steady_clock's clock
 
 
 @kernel("dtorch.timeline.begin")
@@ -26,14 +26,14 @@ def _begin(context, capacity):
     from .. import _worker
 
     _worker.begin_timeline(capacity)
-    return _row(context, [_worker.live_memory()[2]])
+    return own_row(context, [_worker.live_memory()[2]])
 
 
 @kernel("dtorch.timeline.stop")
 def _stop(context):
     from .. import _worker
 
-    return _row(context, [*_worker.stop_timeline(), _worker.live_memory()[2]])
+    return own_row(context, [*_worker.stop_timeline(), _worker.live_memory()[2]])
 
 
 @kernel("dtorch.timeline.events")
@@ -52,14 +52,14 @@ def _clear(context):
     from .. import _worker
 
     _worker.clear_timeline()
-    return _row(context, [0])
+    return own_row(context, [0])
 
 
 @kernel("dtorch.stage_times")
 def _stage_times(context):
     from .. import _worker
 
-    return _row(context, [round(seconds * 1e9) for seconds in _worker.stage_times()])
+    return own_row(context, [round(seconds * 1e9) for seconds in _worker.stage_times()])
 
 
 def on_all_workers(name, args, num_workers, width, dtype=torch.int64):

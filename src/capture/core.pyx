@@ -66,13 +66,17 @@ cdef extern from *:
         },
         .measure = [] {
           pybind11::gil_scoped_acquire gil;
-          const auto [bytes, peak] =
-              dtorch_call(dtorch::python_hooks().measure).cast<std::pair<int64_t, int64_t>>();
-          return dtorch::MemoryFigures{bytes, peak};
+          const auto found = dtorch_call(dtorch::python_hooks().measure);
+          const auto [a, b, c, d, e, f, g, h] = found.cast<std::array<int64_t, 8>>();
+          return dtorch::DeviceMemory{a, b, c, d, e, f, g, h};
         },
         .reset_peak = [] {
           pybind11::gil_scoped_acquire gil;
           dtorch_call(dtorch::python_hooks().reset_peak);
+        },
+        .empty_cache = [] {
+          pybind11::gil_scoped_acquire gil;
+          dtorch_call(dtorch::python_hooks().empty_cache);
         },
       });
       dtorch::register_capture();
@@ -254,6 +258,7 @@ cdef extern from "capture/python_hooks.h" namespace "dtorch":
         PyObject* synchronize
         PyObject* measure
         PyObject* reset_peak
+        PyObject* empty_cache
         PyObject* arrived
     PythonHooks& python_hooks()
 
@@ -295,11 +300,11 @@ def set_workers_device(str type):
 
 
 def register(*, read, describe, shard, elements, sizes, start, drain, synchronize, measure,
-             reset_peak, arrived):
+             reset_peak, empty_cache, arrived):
     """Register the device with PyTorch; once a process, when dtorch_mpi is imported."""
     cdef PythonHooks* hooks = &python_hooks()
     for hook in (read, describe, shard, elements, sizes, start, drain, synchronize, measure,
-                 reset_peak, arrived):
+                 reset_peak, empty_cache, arrived):
         Py_INCREF(hook)
     hooks.read = <PyObject*>read
     hooks.describe = <PyObject*>describe
@@ -311,6 +316,7 @@ def register(*, read, describe, shard, elements, sizes, start, drain, synchroniz
     hooks.synchronize = <PyObject*>synchronize
     hooks.measure = <PyObject*>measure
     hooks.reset_peak = <PyObject*>reset_peak
+    hooks.empty_cache = <PyObject*>empty_cache
     hooks.arrived = <PyObject*>arrived
     dtorch_register()
 

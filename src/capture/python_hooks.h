@@ -18,8 +18,9 @@ struct PythonHooks {
   PyObject* start = nullptr;     // () -> None: the runtime is needed and not started
   PyObject* drain = nullptr;     // () -> None: raises if the workers are gone
   PyObject* synchronize = nullptr;  // () -> None: waits for everything issued
-  PyObject* measure = nullptr;      // () -> (bytes of live tensors, peak of the process)
+  PyObject* measure = nullptr;      // () -> the figures of DeviceMemory (device/memory.h), in order
   PyObject* reset_peak = nullptr;   // () -> None
+  PyObject* empty_cache = nullptr;  // () -> None
   PyObject* arrived = nullptr;      // (storage, dtype) -> the storage's content, a 1-D tensor here
 };
 

@@ -1,6 +1,5 @@
 // The dtorch device as PyTorch sees it: guard, hooks, shallow-copy rule.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -64,17 +63,9 @@ struct MemoryOfWorkers final : c10::DeviceAllocator {
   }
   void copy_data(void*, const void*, size_t) const override { allocate_nothing(); }
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override { calls().empty_cache(); }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-    const auto figures = calls().measure();
-    c10::CachingDeviceAllocator::DeviceStats stats;
-    auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
-    bytes.current = figures.bytes;
-    bytes.peak = figures.peak;
-    stats.reserved_bytes = stats.allocated_bytes;
-    return stats;
-  }
+  DeviceStats getDeviceStats(c10::DeviceIndex) override { return stats_of(calls().measure()); }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override { calls().reset_peak(); }
 

@@ -1,19 +1,17 @@
 #pragma once
 
-#include <cstdint>
 #include <functional>
 
-namespace dtorch {
+#include "device/memory.h"
 
-struct MemoryFigures {
-  int64_t bytes, peak;  // of live tensors, and of the process, on the worker that has most
-};
+namespace dtorch {
 
 // What torch.dtorch does in Python, for those who ask PyTorch's own interfaces.
 struct DeviceCalls {
   std::function<void()> synchronize;
-  std::function<MemoryFigures()> measure;
+  std::function<DeviceMemory()> measure;  // each figure that of the worker where it is largest
   std::function<void()> reset_peak;
+  std::function<void()> empty_cache;
 };
 
 // Registers the device with PyTorch.

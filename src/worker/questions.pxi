@@ -1,10 +1,19 @@
 # What Python kernels, and what they call, ask of the worker that runs in their thread.
 
 from profiling.timeline cimport room_for
+from worker.state cimport Device
 
 
 cdef extern from "worker/values.h" namespace "dtorch" nogil:
     void c_live_memory "dtorch::live_memory"(const WorkerState&, int64_t* nbytes, int64_t* tensors)
+
+cdef extern from "device/memory.h" namespace "dtorch":
+    struct DeviceMemory:
+        int64_t allocated, peak_allocated, active, peak_active, reserved, peak_reserved
+        int64_t retries, failures
+    DeviceMemory memory_of(Device) except +
+    void reset_peak_of(Device) except +
+    void empty_cache_of(Device) except +
 
 
 cdef WorkerState* required_worker() except NULL:
@@ -22,6 +31,28 @@ def live_memory():
     cdef WorkerState* state = required_worker()
     c_live_memory(state[0], &nbytes, &tensors)
     return nbytes, tensors, state.num_operators
+
+
+def device_memory():
+    """What the allocator of this worker's GPU counts, in this process: a dict; None on a CPU."""
+    cdef WorkerState* state = required_worker()
+    return None if state.device.is_cpu() else memory_of(state.device)
+
+
+def reset_peak_memory():
+    """Have the peaks of device_memory() begin anew; False, and nothing done, on a CPU."""
+    cdef WorkerState* state = required_worker()
+    if state.device.is_cpu():
+        return False
+    reset_peak_of(state.device)
+    return True
+
+
+def empty_cache():
+    """Have the allocator of this worker's GPU give back what it keeps idle."""
+    cdef WorkerState* state = required_worker()
+    if not state.device.is_cpu():
+        empty_cache_of(state.device)
 
 
 def begin_timeline(size_t capacity):

@@ -11,6 +11,8 @@ from transport.link cimport Batch
 
 
 cdef extern from "device/streams.h" namespace "dtorch" nogil:
+    cppclass Device "c10::Device":
+        cbool is_cpu()
     cppclass DeviceStreams:
         cbool exist()
         void enter() except +
@@ -39,6 +41,7 @@ cdef extern from "worker/state.h" namespace "dtorch" nogil:
         WorkerState(int worker, int num_workers, const string& device, const string& host,
                     MakeGroup, shared_ptr[WorkerGraphs], uint32_t graph) except +
         int worker
+        Device device
         shared_ptr[WorkerGraphs] graphs
         uint32_t graph
         DeviceStreams streams

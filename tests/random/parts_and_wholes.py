@@ -31,7 +31,7 @@ def spent():
 
 
 def peaks():
-    return max(figures["peak"] for figures in torch.dtorch.worker_memory())
+    return max(figures["peak_allocated"] for figures in torch.dtorch.worker_memory())
 
 
 def seconds(placements):

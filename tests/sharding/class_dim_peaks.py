@@ -15,7 +15,7 @@ mesh = dt.init_device_mesh((dt.num_workers(),))
 
 
 def resident():
-    return [figures["peak"] for figures in torch.dtorch.worker_memory()]
+    return [figures["peak_allocated"] for figures in torch.dtorch.worker_memory()]
 
 
 def growth(function):

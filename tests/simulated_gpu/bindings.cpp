@@ -42,6 +42,7 @@ py::dict counts() {
   result["blocking_copies"] = counts.blocking_copies;
   result["recorded_streams"] = counts.recorded_streams;
   result["events"] = counts.events;
+  result["emptied_caches"] = counts.emptied_caches;
   result["operators"] = counts.operators;
   return result;
 }
@@ -89,7 +90,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("reset", [] { Checker::get().reset(); });
   module.def("set_event_delay", [](int polls) { Checker::get().set_event_delay(polls); });
   module.def("set_host_order", [](bool process) { Checker::get().set_host_order(process); });
-  module.def("live_bytes", [](int device) { return Checker::get().live_bytes(device); });
+  module.def("live_bytes", [](int device) { return Checker::get().bytes(device).now; });
   module.def("pinned", &pinned);
   module.def("is_pinned", [](const at::Tensor& tensor) { return is_pinned(tensor.data_ptr()); });
   module.def("exchange_stream", &exchange_stream);

@@ -120,12 +120,16 @@ void Checker::add_block(Block* block, const std::string& what) {
   uint64_t now = streams_[block->allocated_on].clock[block->allocated_on];
   block->written = {block->allocated_on, block->is_pooled ? 0 : now, what};
   blocks_[block->data] = block;
+  DeviceBytes& bytes = bytes_[block->device];
+  bytes.now += static_cast<int64_t>(block->bytes);
+  bytes.peak = std::max(bytes.peak, bytes.now);
 }
 
 void Checker::remove_block(Block* block) {
   if (block->bytes == 0) return;
   std::lock_guard guard(mutex_);
   blocks_.erase(block->data);
+  bytes_[block->device].now -= static_cast<int64_t>(block->bytes);
   if (block->is_pooled) return;  // handed out to nobody else
   const Clock& clock = streams_[block->allocated_on].clock;
   for (const auto& [stream, use] : block->last_uses) {
@@ -189,13 +193,14 @@ void Checker::record_block(const void* pointer, c10::Stream stream) {
   if (Block* block = find_block(pointer)) block->recorded.insert(index_of(stream));
 }
 
-int64_t Checker::live_bytes(c10::DeviceIndex device) {
+DeviceBytes Checker::bytes(c10::DeviceIndex device) {
   std::lock_guard guard(mutex_);
-  int64_t bytes = 0;
-  for (const auto& [address, block] : blocks_) {
-    if (block->device == device) bytes += block->bytes;
-  }
-  return bytes;
+  return bytes_[device];
+}
+
+void Checker::reset_peak(c10::DeviceIndex device) {
+  std::lock_guard guard(mutex_);
+  bytes_[device].peak = bytes_[device].now;
 }
 
 Clock Checker::clock_of(c10::Stream stream) {

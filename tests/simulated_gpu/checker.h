@@ -74,7 +74,14 @@ struct Counts {
   int64_t blocking_copies = 0;
   int64_t recorded_streams = 0;
   int64_t events = 0;
+  int64_t emptied_caches = 0;
   std::map<std::string, int64_t> operators;  // by stream
+};
+
+// A device's memory in use, and the most since the start or reset_peak().
+struct DeviceBytes {
+  int64_t now = 0;
+  int64_t peak = 0;
 };
 
 // All state of the simulation; each function takes the lock itself.
@@ -104,7 +111,8 @@ class Checker {
   std::vector<Use> own(const std::vector<BlockReference>& blocks, const std::string& name);
   Block* find_block(const void* pointer);
   void record_block(const void* pointer, c10::Stream stream);
-  int64_t live_bytes(c10::DeviceIndex device);
+  DeviceBytes bytes(c10::DeviceIndex device);
+  void reset_peak(c10::DeviceIndex device);
 
   Clock clock_of(c10::Stream stream);
   void wait(c10::Stream stream, const Clock& clock);
@@ -140,6 +148,7 @@ class Checker {
   std::vector<StreamState> streams_;
   std::map<std::pair<c10::DeviceIndex, c10::StreamId>, size_t> indices_;
   std::map<const char*, Block*> blocks_;
+  std::map<c10::DeviceIndex, DeviceBytes> bytes_;
   std::vector<PendingCopy> pending_;
   std::vector<std::string> violations_;
   Counts counts_;

@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
 
@@ -139,7 +140,8 @@ c10::DataPtr owned(Block* block, DeviceIndex device, const std::string& what) {
   return {block->data, block, &free_block, Device(c10::kCUDA, device)};
 }
 
-struct DeviceAllocator final : c10::Allocator {
+// Keeps nothing idle: it has of a device what is in use there.
+struct DeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto* block = new Block();
     block->data = static_cast<char*>(bytes == 0 ? nullptr : c10::alloc_cpu(bytes));
@@ -154,6 +156,25 @@ struct DeviceAllocator final : c10::Allocator {
   void copy_data(void* into, const void* from, size_t bytes) const override {
     std::memcpy(into, from, bytes);
   }
+
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {
+    Checker::get().count([](Counts& counts) { counts.emptied_caches += 1; });
+  }
+  void recordStream(const c10::DataPtr& data, Stream stream) override {
+    if (data.get_deleter() == &free_block) Checker::get().record_block(data.get(), stream);
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
+    const DeviceBytes bytes = Checker::get().bytes(checked(Device(c10::kCUDA, device)).index());
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    auto& all = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    all.current = bytes.now;
+    all.peak = bytes.peak;
+    stats.active_bytes = stats.reserved_bytes = stats.allocated_bytes;
+    return stats;
+  }
+  void resetAccumulatedStats(DeviceIndex) override {}  // none are kept
+  void resetPeakStats(DeviceIndex device) override { Checker::get().reset_peak(device); }
 };
 
 }  // namespace
