@@ -59,8 +59,9 @@ class PartFinder {
 
   void find_in_region(bool in_span) {
     const auto& region = plan_.regions[region_++];
-    // What runs there may be the program's own records.
-    if (!region.fused.empty() || !region.written.empty()) return close();
+    // What runs there may be the program's own records. A kernel that takes no lists needs a value in each of its
+    // inputs for it, which parts need too.
+    if (!region.written.empty()) return close();
     std::vector<Place> places;
     for (uint32_t r = 0; r < region.stretch.window.num_records(); ++r) places.push_back({region_, r});
     if (in_span && std::ranges::all_of(places, [&](const Place& place) { return fits(place); })) {
