@@ -14,14 +14,17 @@ def ask_workers(texts, num_workers, on_gpus=False):
     GPUs that workers have."""
     from ..tensor import to_torch_async
 
-    return to_torch_async(on_all_workers("fused_kernels", [texts, on_gpus], num_workers, len(texts)))
+    states = on_all_workers("fused_kernels", [texts, on_gpus], num_workers, len(texts))
+    return to_torch_async(states)
 
 
 def warn_without_triton():
     """Say once that kernels for GPUs are asked for, and nobody can make them."""
     if importlib.util.find_spec("triton") is None:
-        LOGGER.warning("DTORCH_TRITON=1, and there is no Triton here to make kernels for GPUs with: "
-                       "operators run one by one (pip install triton)")  # fmt: skip
+        LOGGER.warning(
+            "DTORCH_TRITON=1, and there is no Triton here to make kernels for GPUs with: operators "
+            "run one by one (pip install triton)"
+        )
 
 
 class AgreedKernels:

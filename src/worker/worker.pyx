@@ -5,7 +5,6 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr
-from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from libtorch cimport THPVariable_Check, THPVariable_Unpack, Tensor

@@ -1,7 +1,9 @@
 """Loops whose parts workers run as graphs of their devices, from some time on each time."""
 
+import gc
 import threading
 
+import pytest
 import torch
 
 import dtorch_mpi as dt
@@ -10,6 +12,20 @@ from dtorch_mpi.kernels import call, kernel
 TIMES = 16
 STEADY = 5  # the last so many are all alike
 _issued = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def fresh_graphs():
+    """For all tests of a module that imports it."""
+    dt.shutdown()
+    dt.init(cuda_graphs=True)
+    # What it frees in the midst of a step would be a departure from the plan.
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    release()
+    dt.shutdown()
 
 
 @kernel("tests.hold")

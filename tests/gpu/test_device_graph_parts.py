@@ -1,36 +1,34 @@
 """Which parts of a plan become graphs of the device (DTORCH_CUDA_GRAPHS).
 
-A graph holds at least four operators of one graph of the program, one after the other, with their views,
-writes in place and frees. It ends at an upload, a read, a Python kernel, a collective, a random
-number, a number that has changed from one run to the next, an operator that can't be captured since
-the host waits in it, and where the program itself waits in the midst of it, each time.
+A graph holds at least four operators of one graph of the program, one after the other, with their
+views, writes in place and frees. It ends at an upload, a read, a Python kernel, a collective, a
+random number, a number that has changed from one run to the next, an operator that can't be
+captured since the host waits in it, and where the program itself waits in the midst of it, each
+time.
 """
 
-import gc
 import os
 import threading
 import time
 
 import pytest
 import torch
-from steady_loops import STEADY, TIMES, check, counts, growth, hold, on_both, release, settle
+from steady_loops import (
+    STEADY,
+    TIMES,
+    check,
+    counts,
+    fresh_graphs,  # noqa: F401
+    growth,
+    hold,
+    on_both,
+    settle,
+)
 
 import dtorch_mpi as dt
 from dtorch_mpi.kernels import call, kernel
 
 pytestmark = pytest.mark.skipif(os.environ["DTORCH_DEVICE"] != "gpu", reason="CPUs have no graphs")
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    dt.shutdown()
-    dt.init(cuda_graphs=True)
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-    release()
-    dt.shutdown()
 
 
 @kernel("tests.twos")
@@ -130,8 +128,8 @@ def test_a_wait_for_another_graph_ends_a_part():
 
 
 def test_graphs_of_the_program_run_theirs_at_once():
-    """Each on a stream of its own, with memory of its own, and none where another captures; the pool
-    that streams come from has fewer than these want."""
+    """Each on a stream of its own, with memory of its own, and none where another captures; the
+    pool that streams come from has fewer than these want."""
     x = on_both(16, 16)
     graphs, found = [dt.Graph() for _ in range(12)], {}
 

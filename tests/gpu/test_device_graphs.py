@@ -1,10 +1,9 @@
-"""Parts of plans as graphs of the device (DTORCH_CUDA_GRAPHS): the same values, whatever changes from
-run to run, and in a steady loop each run is one of graphs.
+"""Parts of plans as graphs of the device (DTORCH_CUDA_GRAPHS): the same values, whatever changes
+from run to run, and in a steady loop each run is one of graphs.
 
 Which parts are graphs: test_device_graph_parts.py.
 """
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from steady_loops import (
     between,
     check,
     counts,
+    fresh_graphs,  # noqa: F401
     growth,
     hold,
     on_both,
@@ -33,19 +33,6 @@ from fuzz import hunt  # noqa: E402
 from fuzz_programs import text  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ["DTORCH_DEVICE"] != "gpu", reason="CPUs have no graphs")
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    dt.shutdown()
-    dt.init(cuda_graphs=True)
-    # What it frees in the midst of a step would be a departure from the plan.
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-    release()
-    dt.shutdown()
 
 
 def test_a_chain():
