@@ -2,6 +2,8 @@
 from libc.stdint cimport int8_t
 
 
+from libcpp.string cimport string
+
 cdef extern from "worker/fused.h" namespace "dtorch":
     cppclass ScalarType "c10::ScalarType":
         pass

@@ -1,5 +1,6 @@
 """Memory figures of workers on GPUs: those of PyTorch's allocator for the GPU."""
 
+import gc
 import os
 
 import pytest
@@ -27,6 +28,7 @@ def _put_aside(context, nbytes):
 @pytest.fixture
 def mesh():
     dt.shutdown()
+    gc.collect()  # what other tests have left in cycles would be freed in the midst of one
     dt.init(workers=2)
     yield dt.init_device_mesh((2,))
     aside.clear()
