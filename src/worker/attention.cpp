@@ -19,12 +19,14 @@ using OptionalTensor = std::optional<Tensor>;
 enum class Form { kFlash, kEfficient, kDefinition };
 
 // What PyTorch's kernels take (ATen/native/transformers/cuda/sdp_utils.cpp).
-Form form_for(const Tensor& query, const OptionalTensor& mask) {
+Form form_for(const Tensor& query, const Tensor& key, bool causal, const OptionalTensor& mask) {
   const auto dtype = query.scalar_type();
   const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
   const int64_t width = query.size(3);
   if (!query.is_cuda()) return Form::kDefinition;
-  if (is_half && width % 8 == 0 && width <= 256 && !mask) return Form::kFlash;
+  // Where there are more keys than queries, flash attention has the last of both meet, the others the first.
+  const bool meet_alike = !causal || query.size(2) == key.size(2);
+  if (is_half && width % 8 == 0 && width <= 256 && !mask && meet_alike) return Form::kFlash;
   const bool is_aligned = width % (is_half ? 8 : 4) == 0;
   // A mask's rows have to begin at multiples of 16 elements.
   const bool mask_fits = !mask || (mask->size(-1) % 16 == 0 && mask->stride(-1) == 1);
@@ -78,7 +80,7 @@ Tensor gradient(const Tensor& made, const Tensor& of) {
 std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value, double,
                                      bool causal, const OptionalTensor& given, std::optional<double> scale) {
   const auto mask = expanded(given, query, key);
-  switch (form_for(query, mask)) {
+  switch (form_for(query, key, causal, mask)) {
     case Form::kFlash: {
       const auto made = at::_scaled_dot_product_flash_attention(query, key, value, 0.0, causal, false, scale);
       return {laid_out(std::get<0>(made), query), std::get<1>(made)};
@@ -104,7 +106,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     return std::tuple(gradient(std::get<0>(made), query), gradient(std::get<1>(made), key),
                       gradient(std::get<2>(made), value));
   };
-  switch (form_for(query, mask)) {
+  switch (form_for(query, key, causal, mask)) {
     case Form::kFlash: {
       const auto none = at::empty({}, at::TensorOptions(at::kLong));
       return laid_out(at::_scaled_dot_product_flash_attention_backward(

@@ -47,6 +47,8 @@ class PartFinder {
     if (kind == Kind::kFree || kind == Kind::kMoveSlots) return true;
     if (kind != Kind::kOperator || stretch.varies[record] || stretch.resists[record]) return false;
     if (state_.is_missing(words[2]) || state_.op(words[2]).users) return false;
+    // It says where in all of a tensor's memory its elements are: another tensor's, the next time.
+    if (state_.op(words[2]).name.starts_with("aten::as_strided")) return false;
     auto& bound = stretch.operators[record];
     if (bound.state == BoundOperator::State::kStale) bind_operator(state_, stretch, record, &bound);
     return bound.state == BoundOperator::State::kBound;

@@ -121,6 +121,20 @@ def test_expanded_inputs_that_move():
     check(step, parts=1)
 
 
+def test_elements_named_by_their_place_in_memory():
+    kept = []
+
+    def step(device, i):
+        whole = (torch.arange(20.0) * (i + 1)).to(device)
+        kept.append(whole)  # so that its memory is not taken again
+        y = whole[5:10]
+        between(device)
+        z = y.as_strided((5,), (1,), 0)
+        return ((z * 2 + 1).sin().cos() + y).relu()
+
+    check(step, parts=None)
+
+
 def test_results_that_are_kept():
     x = on_both(64, 64)
     kept, grown = [], []
