@@ -20,7 +20,7 @@ ON_GPUS = {"SIMULATED_GPUS": "2", "DTORCH_DEVICE": "gpu"}
 FOLDERS = {
     "simulation": ["tests/simulated_gpu"],
     "workers": ["tests/gpu/test_device_streams.py", "tests/gpu/test_device_graphs.py",
-                "tests/passes/test_streams.py"],
+                "tests/gpu/test_device_graph_parts.py", "tests/passes/test_streams.py"],
     "triton": ["tests/gpu/test_triton_operators.py", "tests/gpu/test_triton_fusion.py"],
     "others": ["tests/futures/test_values.py", "tests/graphs/test_graphs.py",
                "tests/device/test_moving.py", "tests/device/test_autocast.py",
