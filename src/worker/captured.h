@@ -51,13 +51,16 @@ class PartRun : PartAccess {
       if (state_.slots[slot].state == SlotEntry::State::kPending) state_.settle(slot);
       if (state_.slots[slot].state != SlotEntry::State::kTensor) return false;
       const auto& tensor = state_.slots[slot].tensor;
+      if (!input.is_read || !tensor.defined()) continue;
       // The value of one on the host would be part of the graph.
-      if (input.is_read && tensor.defined() && (!tensor.has_storage() || tensor.device() != state_.device)) return false;
+      if (!tensor.has_storage() || tensor.device() != state_.device) return false;
     }
     return true;
   }
 
-  static const void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+  static const void* data_of(const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+  }
 
   void look_at_inputs() {
     for (auto& input : part_.inputs) {
@@ -73,7 +76,9 @@ class PartRun : PartAccess {
     return std::ranges::all_of(part_.inputs, [&](const CapturedPart::Input& input) {
       const auto& tensor = entry(input.tensor).tensor;
       const auto& alias = part_.inputs[input.alias];
-      if (alias.is_shown && !input.own.defined() && storage_of(tensor) != storage_of(entry(alias.tensor).tensor)) return false;
+      if (alias.is_shown && !input.own.defined() && storage_of(tensor) != storage_of(entry(alias.tensor).tensor)) {
+        return false;
+      }
       if (!input.is_read) return true;
       return (input.own.defined() || data_of(tensor) == input.data) && are_alike(tensor, input.like);
     });

@@ -60,7 +60,8 @@ class PartAccess {
   bool is_operator(const Place& place) { return static_cast<Kind>(words_of(place)[1] & 0xffff) == Kind::kOperator; }
   BoundOperator& bound(const Place& place) { return plan_.stretch_of(place).operators[place.record]; }
 
-  // Whether inputs that are copied share no memory with what the part writes, which would show in a run of its records.
+  // Whether inputs that are copied share no memory with what the part writes: that would show in a run of its
+  // records.
   bool copies_keep_apart() {
     struct Use {
       const c10::StorageImpl* storage;

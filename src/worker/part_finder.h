@@ -61,8 +61,8 @@ class PartFinder {
 
   void find_in_region(bool in_span) {
     const auto& region = plan_.regions[region_++];
-    // What runs there may be the program's own records. A kernel that takes no lists needs a value in each of its
-    // inputs for it, which parts need too.
+    // Kernels over lists, which no GPU has, may have to leave it to the program's own records. The others only
+    // where something has no value, and then no part is a graph.
     if (!region.written.empty()) return close();
     std::vector<Place> places;
     for (uint32_t r = 0; r < region.stretch.window.num_records(); ++r) places.push_back({region_, r});
@@ -80,7 +80,8 @@ class PartFinder {
     if (!fits(place)) return close();
     const auto& stretch = plan_.stretch_of(place);
     const auto& window = stretch.window;
-    const bool is_operator = static_cast<Kind>(window.words()[window.offset(place.record) + 1] & 0xffff) == Kind::kOperator;
+    const uint32_t what = window.words()[window.offset(place.record) + 1];
+    const bool is_operator = static_cast<Kind>(what & 0xffff) == Kind::kOperator;
     if (!part_) {
       // What is freed before had better be.
       if (!is_operator && place.region == first.region) return;
@@ -128,10 +129,11 @@ inline void find_parts(WorkerState& state, WorkerPlan& plan) {
   const auto position = [&](const CapturedPart& part) { return plan.position(part.first); };
   for (auto& part : plan.captured) {
     const auto found = std::ranges::lower_bound(known, position(part), {}, position);
-    if (found != known.end() && found->first.region == part.first.region && found->first.record == part.first.record &&
-        found->last == part.last && found->places.size() == part.places.size()) {
-      part = std::move(*found);
+    if (found == known.end() || found->first.region != part.first.region || found->first.record != part.first.record ||
+        found->last != part.last || found->places.size() != part.places.size()) {
+      continue;
     }
+    part = std::move(*found);
   }
 }
 

@@ -43,7 +43,7 @@ struct Stretch {
   Window window;
   std::vector<uint32_t> tensors;  // by tensor of the window: which it is of the plan's
   std::vector<BoundOperator> operators;  // one a record
-  // By record: whether its numbers have changed from run to run; whether it has kept its device from capturing it.
+  // By record: whether its numbers have changed from run to run; whether it can't be captured.
   std::vector<bool> varies, resists;
 };
 
@@ -298,7 +298,8 @@ inline void rewrite_plan(WorkerState& state, Reader& reader, uint32_t number) {
           is_slot(region.stretch.window.kind(to)) || region.stretch.window.kind(to) == WordKind::kFixed) {
         Reader::fail("a value that the plan does not have");
       }
-      if (plan.stretch.varies[window.record_of(from)]) region.stretch.varies[region.stretch.window.record_of(to)] = true;
+      if (!plan.stretch.varies[window.record_of(from)]) continue;
+      region.stretch.varies[region.stretch.window.record_of(to)] = true;
     }
     std::sort(region.values.begin(), region.values.end());
     note_fused(state, &region);

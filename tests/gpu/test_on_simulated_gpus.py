@@ -20,9 +20,10 @@ ON_GPUS = {"SIMULATED_GPUS": "2", "DTORCH_DEVICE": "gpu"}
 FOLDERS = {
     "simulation": ["tests/simulated_gpu"],
     "workers": ["tests/gpu/test_device_streams.py", "tests/gpu/test_device_graphs.py",
-                "tests/gpu/test_device_memory.py", "tests/gpu/test_failing_collectives.py",
-                "tests/passes/test_streams.py",
-                "tests/passes/test_early_collectives.py::test_gradients_are_reduced_together_and_early"],
+                "tests/gpu/test_device_graph_parts.py", "tests/gpu/test_device_memory.py",
+                "tests/gpu/test_failing_collectives.py", "tests/passes/test_streams.py",
+                "tests/passes/test_early_collectives.py::"
+                "test_gradients_are_reduced_together_and_early"],
     "triton": ["tests/gpu/test_triton_operators.py", "tests/gpu/test_triton_fusion.py"],
     "others": ["tests/futures/test_values.py", "tests/graphs/test_graphs.py",
                "tests/device/test_moving.py", "tests/device/test_autocast.py",
