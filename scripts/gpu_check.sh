@@ -46,8 +46,9 @@ base=${PYTHON:-python3}
 [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} ]] || base=python
 command -v "$base" > /dev/null || refuse "no $base found: set PYTHON to one that has a PyTorch for CUDA"
 # Not by importing dtorch_mpi, which is not built yet.
-torch=$("$base" - 2>&1 << 'END'
+torch=$("$base" -W ignore - 2>&1 << 'END'
 import sys
+from importlib.metadata import version
 
 where = f"{sys.executable} (Python {sys.version.split()[0]})"
 how = ("install one that is built for CUDA (https://pytorch.org/get-started/locally), activate the "
@@ -63,7 +64,8 @@ try:
 except Exception as error:
     sys.exit(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, can't use the GPU: "
              f"{str(error).splitlines()[0]}. Compare the driver's version in nvidia-smi")
-print(torch.__version__)
+# As pip has it: torch.__version__ names the CUDA too where the wheel's, PyPI's, does not.
+print(version("torch"))
 END
 ) || refuse "$torch"
 torch=${torch##*$'\n'} # below any warning

@@ -34,18 +34,44 @@ def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch is built for CUDA")
-def test_a_gpu_and_a_pytorch_for_cpus(tmp_path):
-    smi = tmp_path / "bin" / "nvidia-smi"
+def path_with_a_gpu(folder):
+    smi = folder / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     smi.write_text("#!/bin/sh\necho 'GPU 0: Made-up (UUID: GPU-0)'\n")
     smi.chmod(0o755)
-    path = f"{smi.parent}:{os.environ['PATH']}"
-    ended = gpu_check(tmp_path, PATH=path, PYTHON=sys.executable)
+    return f"{smi.parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch is built for CUDA")
+def test_a_gpu_and_a_pytorch_for_cpus(tmp_path):
+    ended = gpu_check(tmp_path, PATH=path_with_a_gpu(tmp_path), PYTHON=sys.executable)
     assert ended.returncode == 1 and ended.stdout == ""
     assert f"torch {torch.__version__} of {sys.executable}" in ended.stderr
     assert "not built for CUDA" in ended.stderr and "set PYTHON" in ended.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "scripts"]
+
+
+MADE_UP_TORCH = """
+from types import SimpleNamespace
+__version__ = "2.11.0+cu130"
+version = SimpleNamespace(cuda="13.0")
+zeros = lambda *sizes, device: SimpleNamespace(item=lambda: 0.0)
+"""
+
+
+def test_a_pytorch_of_pypi_is_kept(tmp_path):
+    """Which CUDA it is for, is in its own version, and not in the one that pip knows."""
+    base = tmp_path / "base"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", base], check=True)
+    (packages,) = base.glob("lib/python*/site-packages")
+    (packages / "torch.py").write_text(MADE_UP_TORCH)
+    known = packages / "torch-2.11.0.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0\n")
+    (tmp_path / "none").mkdir()
+    ended = gpu_check(tmp_path, PATH=path_with_a_gpu(tmp_path), PYTHON=str(base / "bin" / "python"),
+                      WHEELS=str(tmp_path / "none"))  # fmt: skip
+    assert "installing PyTorch ... done" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_words_it_does_not_know(tmp_path):
