@@ -79,7 +79,8 @@ install_mpi() {
   local mpicc folder
   if ! command -v "${MPICC:-mpicc}" > /dev/null; then
     [[ -z ${MPICC:-} ]] || stop "MPICC is $MPICC, which cannot be run: correct or unset it"
-    step "installing the mpich wheel (no mpicc on PATH)" "${pip[@]}" install mpich
+    # An environment below this one may have it, off PATH too.
+    step "installing the mpich wheel (no mpicc on PATH)" "${pip[@]}" install --ignore-installed mpich
     hash -r
   fi
   mpicc=$(command -v "${MPICC:-mpicc}")
