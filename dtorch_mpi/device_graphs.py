@@ -2,7 +2,7 @@
 
 How a graph is replayed without Python is private to PyTorch: the class at::cuda::CUDAGraph within
 torch.cuda.CUDAGraph, and its function replay(). Read in the headers of 2.11 and 2.13; run on
-simulated GPUs only, whose graphs bring both themselves.
+simulated GPUs, whose graphs bring both themselves, and with 2.11 for CUDA on a made-up CUDA.
 """
 
 import ctypes
@@ -22,6 +22,7 @@ class Captures:
     def __init__(self):
         self._pool = None  # of memory, which all its graphs share for that reason
         self._graph = None
+        self._failed = []
 
     def begin(self):
         """Record what the stream is given from now on, rather than run it."""
@@ -40,10 +41,14 @@ class Captures:
         try:
             graph.capture_end()
         except Exception:
-            # PyTorch's allocator goes on to serve the stream from the pool, unless told.
+            # PyTorch's allocator goes on to serve the stream from the pool, and to hold what it has
+            # for the graph, unless told. The one of pinned memory can't be: it asks the graph.
             self._pool = None
+            self._failed.append(graph)
             if hasattr(torch._C, "_cuda_endAllocateToPool"):
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+                device = torch.cuda.current_device()
+                torch._C._cuda_endAllocateToPool(device, pool)
+                torch._C._cuda_releasePool(device, pool)
             raise
         return graph, *_native(graph)
 

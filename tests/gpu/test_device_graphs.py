@@ -25,6 +25,7 @@ from steady_loops import (
 from torch import nn
 
 import dtorch_mpi as dt
+from dtorch_mpi.device_graphs import Captures
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -239,6 +240,36 @@ def test_training(make, parts):
         return loss.detach()
 
     check(step, parts=parts, tolerance=1e-4)
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="of PyTorch's allocator for CUDA")
+def test_memory_of_what_does_not_fit():
+    """It goes back, and graphs can be made afterwards."""
+    x, captures = torch.zeros(4, device="cuda"), Captures()
+
+    def capture(waits):
+        captures.begin()
+        held = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        x.copy_(y)
+        if waits:
+            with pytest.raises(RuntimeError, match="captur"):
+                torch.cuda.current_stream().synchronize()
+        del held
+        return captures.end()
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        y = torch.ones_like(x)
+        torch.cuda.current_stream().synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="captur"):
+                capture(waits=True)
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == before
+        made = capture(waits=False)
+        made[0].replay()
+        assert x.tolist() == [1] * 4
 
 
 def test_without_the_setting():
