@@ -24,12 +24,13 @@ Form form_for(const Tensor& query, const Tensor& key, bool causal, const Optiona
   const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
   const int64_t width = query.size(3);
   if (!query.is_cuda()) return Form::kDefinition;
-  // Where there are more keys than queries, flash attention has the last of both meet, the others the first.
-  const bool meet_alike = !causal || query.size(2) == key.size(2);
-  if (is_half && width % 8 == 0 && width <= 256 && !mask && meet_alike) return Form::kFlash;
+  // Its causal mask has the last query see the last key, where the CPU's has the first see the first.
+  const bool causal_fits = !causal || query.size(2) == key.size(2);
+  if (is_half && width % 8 == 0 && width <= 256 && !mask && causal_fits) return Form::kFlash;
   const bool is_aligned = width % (is_half ? 8 : 4) == 0;
   // A mask's rows have to begin at multiples of 16 elements.
-  const bool mask_fits = !mask || (mask->size(-1) % 16 == 0 && mask->stride(-1) == 1);
+  const bool mask_fits =
+      !mask || (mask->scalar_type() == dtype && mask->size(-1) % 16 == 0 && mask->stride(-1) == 1);
   return (is_half || dtype == at::kFloat) && is_aligned && mask_fits ? Form::kEfficient : Form::kDefinition;
 }
 

@@ -31,17 +31,19 @@ void check(double dropout) {
                               dropout);
 }
 
-// Which keys come after each query: where the first of both are of one time, or the last.
-enum class Causal { kNo, kFromFirst, kFromLast };
+// The real kernel's causal mask, where there are not as many keys as queries, is not the one here.
+void check_flash(const Tensor& query, const Tensor& key, bool causal) {
+  TORCH_CHECK(!causal || query.size(2) == key.size(2),
+              "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k");
+}
 
 // Sizes [batch, heads, queries, keys], with what is masked at minus infinity.
-Tensor scores(const Tensor& query, const Tensor& key, const OptionalTensor& bias, Causal causal,
+Tensor scores(const Tensor& query, const Tensor& key, const OptionalTensor& bias, bool causal,
               double scale) {
   Tensor scores = at::matmul(query.to(wide(query)), key.to(wide(query)).transpose(-2, -1)) * scale;
   if (bias && bias->defined()) scores = scores + bias->to(wide(query));
-  if (causal != Causal::kNo) {
-    int64_t ahead = causal == Causal::kFromLast ? key.size(-2) - query.size(-2) : 0;
-    Tensor later = at::ones({query.size(-2), key.size(-2)}, at::kBool).triu(1 + ahead);
+  if (causal) {
+    Tensor later = at::ones({query.size(-2), key.size(-2)}, at::kBool).triu(1);
     scores = scores.masked_fill(later, kMasked);
   }
   return scores;
@@ -53,7 +55,7 @@ struct Attention {
 };
 
 Attention attend(const Tensor& query, const Tensor& key, const Tensor& value,
-                 const OptionalTensor& bias, Causal causal, double scale) {
+                 const OptionalTensor& bias, bool causal, double scale) {
   Tensor found = scores(query, key, bias, causal, scale);
   Tensor output = at::matmul(at::softmax(found, -1), value.to(wide(value)));
   output = output.to(query.scalar_type()).transpose(1, 2).contiguous().transpose(1, 2);
@@ -66,7 +68,7 @@ struct Gradients {
 
 Gradients differentiate(const Tensor& grad, const Tensor& query, const Tensor& key,
                         const Tensor& value, const OptionalTensor& bias, const Tensor& output,
-                        const Tensor& logsumexp, Causal causal, double scale) {
+                        const Tensor& logsumexp, bool causal, double scale) {
   at::ScalarType type = wide(query);
   Tensor found = scores(query, key, bias, causal, scale);
   Tensor sums = logsumexp.narrow(-1, 0, query.size(-2)).unsqueeze(-1).to(type);
@@ -86,8 +88,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(
     const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& bias,
     bool compute_logsumexp, double dropout, bool causal, std::optional<double> scale) {
   check(dropout);
-  Attention found = attend(query, key, value, bias,
-                           causal ? Causal::kFromFirst : Causal::kNo, scale_of(query, scale));
+  TORCH_CHECK(!bias || bias->scalar_type() == query.scalar_type(),
+              "invalid dtype for bias - should match query's dtype");
+  Attention found = attend(query, key, value, bias, causal, scale_of(query, scale));
   int64_t queries = query.size(2);
   // Rows of 32 queries, the last filled up, as the real kernel has them.
   Tensor logsumexp = compute_logsumexp
@@ -104,8 +107,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
     std::optional<double> scale) {
   if (!grad.defined()) return {};
   check(dropout);
-  Gradients found = differentiate(grad, query, key, value, bias, output, logsumexp,
-                                  causal ? Causal::kFromFirst : Causal::kNo,
+  Gradients found = differentiate(grad, query, key, value, bias, output, logsumexp, causal,
                                   scale_of(query, scale));
   bool wants_bias = bias.defined() && wanted[3];
   return {found.query, found.key, found.value,
@@ -118,8 +120,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tenso
   check(dropout);
   TORCH_CHECK(query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16,
               "FlashAttention only support fp16 and bf16 data type");
-  Attention found = attend(query, key, value, std::nullopt,
-                           causal ? Causal::kFromLast : Causal::kNo, scale_of(query, scale));
+  check_flash(query, key, causal);
+  Attention found = attend(query, key, value, std::nullopt, causal, scale_of(query, scale));
   return {found.output, found.logsumexp, Tensor(), Tensor(), query.size(2), key.size(2),
           at::zeros({2}, at::kUInt64), at::zeros({}, at::kUInt64),
           at::empty({0}, query.options())};
@@ -131,22 +133,21 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
     double dropout, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
   if (!grad.defined()) return {};
   check(dropout);
-  Gradients found = differentiate(grad, query, key, value, std::nullopt, output, logsumexp,
-                                  causal ? Causal::kFromLast : Causal::kNo,
+  check_flash(query, key, causal);
+  Gradients found = differentiate(grad, query, key, value, std::nullopt, output, logsumexp, causal,
                                   scale_of(query, scale));
   return {found.query, found.key, found.value};
 }
 
 // Which of them F.scaled_dot_product_attention calls.
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value,
-               const OptionalTensor& mask, double dropout, bool causal, std::optional<double>,
+               const OptionalTensor& mask, double dropout, bool, std::optional<double>,
                bool grouped_queries) {
   bool fits = query.dim() == 4 && dropout == 0 && !grouped_queries && query.size(-1) % 8 == 0 &&
               key.size(-1) == value.size(-1);
   bool half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
   at::Context& context = at::globalContext();
-  bool is_square = query.size(-2) == key.size(-2);
-  if (fits && half && !mask && (!causal || is_square) && context.userEnabledFlashSDP()) {
+  if (fits && half && !mask && context.userEnabledFlashSDP()) {
     return static_cast<int64_t>(sdp::SDPBackend::flash_attention);
   }
   if (fits && (half || query.scalar_type() == at::kFloat) && context.userEnabledMemEfficientSDP()) {
