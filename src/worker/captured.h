@@ -35,8 +35,7 @@ class PartRun : PartAccess {
     } else if (!copies_keep_apart()) {
       return false;
     }
-    replay();
-    return true;
+    return replay();
   }
 
  private:
@@ -111,18 +110,24 @@ class PartRun : PartAccess {
     return tensor;
   }
 
-  void replay() {
-    for (const auto& input : part_.inputs) {
-      if (input.own.defined()) distinct(input.own).copy_(distinct(entry(input.tensor).tensor));
+  // False: nothing has happened.
+  bool replay() {
+    std::vector<at::Tensor> made;
+    try {
+      for (const auto& memory : part_.made) made.push_back(at::empty_like(memory));
+      for (const auto& input : part_.inputs) {
+        if (input.own.defined()) distinct(input.own).copy_(distinct(entry(input.tensor).tensor));
+      }
+      const auto begin = std::ranges::find_if(part_.places, [&](const Place& place) { return is_operator(place); });
+      note_operator(state_, words_of(*begin));
+      part_.graph.replay(part_.graph.graph);
+    } catch (const std::exception&) {
+      return false;  // for want of memory, say: told by the record that it happens to
     }
-    const auto begin = std::ranges::find_if(part_.places, [&](const Place& place) { return is_operator(place); });
-    note_operator(state_, words_of(*begin));
-    part_.graph.replay(part_.graph.graph);
     for (const auto& input : part_.inputs) {
       if (input.own.defined() && input.is_written) distinct(entry(input.tensor).tensor).copy_(distinct(input.own));
     }
-    std::vector<at::Tensor> made;
-    for (const auto& memory : part_.made) made.push_back(memory.clone());
+    for (size_t i = 0; i < made.size(); ++i) made[i].copy_(part_.made[i]);
     std::vector<at::Tensor> outputs;
     for (const auto& output : part_.outputs) {
       if (!output.like.defined()) {
@@ -142,6 +147,7 @@ class PartRun : PartAccess {
     state_.maker += part_.places.size();
     state_.num_operators += part_.num_operators;
     ++state_.num_graphs_replayed;
+    return true;
   }
 };
 

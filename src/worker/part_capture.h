@@ -100,11 +100,10 @@ class PartCapture : PartAccess {
   // False: nothing has come of it.
   bool run() {
     note_slots();
-    for (auto& input : part_.inputs) prepare(&input);
     auto& capture = state_.streams.capture();
     const auto& compute = state_.streams.compute();
-    bool is_graph = false;
-    {
+    bool is_graph = prepare();
+    if (is_graph) {
       const std::lock_guard<std::mutex> guard(capture.mutex);
       DeviceStreams::order(capture.stream, compute);
       is_graph = capture_on(capture.stream);
@@ -133,6 +132,16 @@ class PartCapture : PartAccess {
         if (seen_.insert(slot).second) before_.emplace_back(slot, state_.slot(slot));
       }
     }
+  }
+
+  // False where there is no memory for copies of inputs.
+  bool prepare() {
+    try {
+      for (auto& input : part_.inputs) prepare(&input);
+    } catch (const std::exception&) {
+      return false;
+    }
+    return true;
   }
 
   void prepare(CapturedPart::Input* input) {

@@ -217,6 +217,26 @@ def test_an_operator_that_fails():
         settle()
 
 
+@pytest.mark.asserts_on_device
+def test_a_graph_that_fails():
+    x = torch.randn(64, 64)
+    table = x.to("dtorch")
+    for i in range(TIMES):
+        rows = torch.arange(5) + (100 if i in (TIMES - 4, TIMES - 1) else 0)
+        other = ((table * 2 + 1).sin() @ table).relu()
+        found = (nn.functional.embedding(rows.to("dtorch"), table) * 2 + 1).sin() + other[:5]
+        if rows[0]:
+            with pytest.raises(dt.WorkerError, match="aten::embedding.*index out of range"):
+                found.cpu()
+        else:
+            expected = (x[:5] * 2 + 1).sin() + ((x * 2 + 1).sin() @ x).relu()[:5]
+            torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(other.cpu(), ((x * 2 + 1).sin() @ x).relu(),
+                                   rtol=1e-4, atol=1e-4)  # fmt: skip
+        settle()
+    assert counts()[0] > 0
+
+
 # Forward, backward and all of SGD's step are one; AdamW's numbers grow with the steps.
 @pytest.mark.parametrize("make, parts", [
     (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),

@@ -95,12 +95,14 @@ def test_an_operand_of_fewer_elements(sizes):
     check(program)
 
 
-def test_what_begins_in_the_midst_of_memory():
+@pytest.mark.parametrize("sizes", [(120, 150), (120, 1), (150,)])
+def test_what_begins_in_the_midst_of_memory(sizes):
     start()
-    x = line(20_003)
+    x, base = line(18_000).view(120, 150), line(18_004)
 
     def program(device, step):
-        return ((x.to(device)[3:] * 2 + step).sin() + 1,)
+        operand = base.to(device)[3 : 3 + torch.Size(sizes).numel()].view(sizes)
+        return ((x.to(device) * operand + step).sin() + 1,)
 
     check(program)
 
