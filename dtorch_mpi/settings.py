@@ -68,6 +68,13 @@ class Settings:
     """How long collectives last at least, in microseconds: for tests of what goes on meanwhile."""
 
     def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is not str and not isinstance(value, field.type):
+                raise TypeError(
+                    f"{field.name} is {value!r}: expected {_EXPECTED[field.type]} "
+                    f"(DTORCH_{field.name.upper()})"
+                )
         if self.workers < 1:
             raise ValueError(f"workers is {self.workers}: expected at least 1 (DTORCH_WORKERS)")
         if self.watchdog_seconds < 0:
@@ -98,6 +105,7 @@ class Settings:
             )
 
 
+_EXPECTED = {int: "a whole number", bool: "1 or 0", bool | None: "1 or 0"}
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -107,8 +115,7 @@ def _parse(name, text, kind):
             return _TRUTH[text.lower()]
         return int(text) if kind is int else text
     except (KeyError, ValueError):
-        expected = "a whole number" if kind is int else "1 or 0"
-        raise ValueError(f"{name}={text!r}: expected {expected}") from None
+        raise ValueError(f"{name}={text!r}: expected {_EXPECTED[kind]}") from None
 
 
 # Read by others than dt.init(): setup.py, the watchers of ranks, the launch command and the job

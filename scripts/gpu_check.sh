@@ -11,6 +11,7 @@
 # else is asked for. Takes the active environment, else the PyTorch of $PYTHON (default python3), in an
 # environment of its own, .venv-gpu. The last line is the verdict; 0: all tests passed, or no GPU here.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 refuse() {
@@ -19,8 +20,9 @@ refuse() {
 }
 
 report=build/gpu_report.md
-if (($#)) && [[ $1 != --* ]]; then
+if (($#)) && [[ $1 != -* ]]; then
   report=$1
+  [[ $report == /* ]] || report=$caller/$report
   shift
 fi
 only=all
@@ -30,6 +32,9 @@ if (($#)); then
   only=$2
   shift 2
 fi
+
+[[ ${GPU_CHECK_MINUTES:-0} =~ ^[0-9]+$ ]] \
+  || refuse "GPU_CHECK_MINUTES is '$GPU_CHECK_MINUTES', expected whole minutes"
 
 # ---- a GPU, and a PyTorch for it -----------------------------------------------------------------
 

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <ATen/SDPBackend.h>
 
 #include "random/adopt.h"
 
@@ -18,19 +19,33 @@ using OptionalTensor = std::optional<Tensor>;
 
 enum class Form { kFlash, kEfficient, kDefinition };
 
-// What PyTorch's kernels take (ATen/native/transformers/cuda/sdp_utils.cpp).
-Form form_for(const Tensor& query, const Tensor& key, bool causal, const OptionalTensor& mask) {
+// The rows of a mask have to begin at multiples of 16 elements.
+bool fits_efficient(const Tensor& mask, const Tensor& query) {
+  if (mask.scalar_type() != query.scalar_type() || mask.stride(-1) != 1 || mask.size(-1) % 16 != 0) return false;
+  for (int64_t dim = 0; dim < mask.dim() - 1; ++dim) {
+    if (mask.size(dim) > 1 && mask.stride(dim) % 16 != 0) return false;
+  }
+  return true;
+}
+
+// What PyTorch's kernels take on any card (ATen/native/transformers/cuda/sdp_utils.cpp), of what PyTorch itself
+// chooses on this one.
+Form form_for(const Tensor& query, const Tensor& key, const Tensor& value, bool causal, const OptionalTensor& mask,
+              std::optional<double> scale) {
+  if (!query.is_cuda()) return Form::kDefinition;
+  const auto chosen = static_cast<at::SDPBackend>(at::_fused_sdp_choice(query, key, value, mask, 0.0, causal, scale));
+  if (chosen == at::SDPBackend::math || chosen == at::SDPBackend::error) return Form::kDefinition;
   const auto dtype = query.scalar_type();
   const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
   const int64_t width = query.size(3);
-  if (!query.is_cuda()) return Form::kDefinition;
-  // Its causal mask has the last query see the last key, where the CPU's has the first see the first.
+  // Its causal mask has the last query see the last key, where the CPU's has the first see the first. Gradients of
+  // wider ones not every card has.
   const bool causal_fits = !causal || query.size(2) == key.size(2);
-  if (is_half && width % 8 == 0 && width <= 256 && !mask && causal_fits) return Form::kFlash;
+  if (chosen == at::SDPBackend::flash_attention && is_half && width % 8 == 0 && width <= 192 && !mask && causal_fits) {
+    return Form::kFlash;
+  }
   const bool is_aligned = width % (is_half ? 8 : 4) == 0;
-  // A mask's rows have to begin at multiples of 16 elements.
-  const bool mask_fits =
-      !mask || (mask->scalar_type() == dtype && mask->size(-1) % 16 == 0 && mask->stride(-1) == 1);
+  const bool mask_fits = !mask || fits_efficient(*mask, query);
   return (is_half || dtype == at::kFloat) && is_aligned && mask_fits ? Form::kEfficient : Form::kDefinition;
 }
 
@@ -81,7 +96,7 @@ Tensor gradient(const Tensor& made, const Tensor& of) {
 std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value, double,
                                      bool causal, const OptionalTensor& given, std::optional<double> scale) {
   const auto mask = expanded(given, query, key);
-  switch (form_for(query, key, causal, mask)) {
+  switch (form_for(query, key, value, causal, mask, scale)) {
     case Form::kFlash: {
       const auto made = at::_scaled_dot_product_flash_attention(query, key, value, 0.0, causal, false, scale);
       return {laid_out(std::get<0>(made), query), std::get<1>(made)};
@@ -107,7 +122,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     return std::tuple(gradient(std::get<0>(made), query), gradient(std::get<1>(made), key),
                       gradient(std::get<2>(made), value));
   };
-  switch (form_for(query, key, causal, mask)) {
+  switch (form_for(query, key, value, causal, mask, scale)) {
     case Form::kFlash: {
       const auto none = at::empty({}, at::TensorOptions(at::kLong));
       return laid_out(at::_scaled_dot_product_flash_attention_backward(

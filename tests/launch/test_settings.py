@@ -31,3 +31,10 @@ def test_unknown_variables_warn(name, hint, monkeypatch):
     monkeypatch.setenv(name, "2")
     with pytest.warns(UserWarning, match=f"{name} is set, but .* such setting{re.escape(hint)}$"):
         settings.from_environment()
+
+
+@pytest.mark.parametrize("name, value, expected", [
+    ("cuda_graphs", "maybe", "1 or 0"), ("workers", 1.5, "a whole number"), ("cohost", 2, "1 or 0")])
+def test_what_is_of_another_type(name, value, expected):
+    with pytest.raises(TypeError, match=f"^{name} is {value!r}: expected {expected}"):
+        settings.from_environment(**{name: value})

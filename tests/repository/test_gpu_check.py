@@ -34,6 +34,16 @@ def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
 
 
+@pytest.mark.parametrize("arguments, settings, told", [
+    (["-h"], {}, "got '-h', expected [REPORT] [--only build|tests|bench [ARGUMENTS]]"),
+    (["report.md", "--only", "figures"], {}, "got '--only figures', expected"),
+    ([], {"GPU_CHECK_MINUTES": "soon"}, "GPU_CHECK_MINUTES is 'soon', expected whole minutes"),
+])
+def test_what_it_does_not_know_is_refused(tmp_path, arguments, settings, told):
+    ended = gpu_check(tmp_path, *arguments, **settings)
+    assert ended.returncode == 1 and told in ended.stderr and ended.stdout == ""
+
+
 def path_with_a_gpu(folder):
     smi = folder / "bin" / "nvidia-smi"
     smi.parent.mkdir()
