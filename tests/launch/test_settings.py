@@ -34,7 +34,8 @@ def test_unknown_variables_warn(name, hint, monkeypatch):
 
 
 @pytest.mark.parametrize("name, value, expected", [
-    ("cuda_graphs", "maybe", "1 or 0"), ("workers", 1.5, "a whole number"), ("cohost", 2, "1 or 0")])
+    ("cuda_graphs", "maybe", "1 or 0"), ("workers", 1.5, "a whole number"),
+    ("cohost", 2, "1 or 0")])  # fmt: skip
 def test_what_is_of_another_type(name, value, expected):
     with pytest.raises(TypeError, match=f"^{name} is {value!r}: expected {expected}"):
         settings.from_environment(**{name: value})
