@@ -4,8 +4,8 @@ import importlib.util
 import time
 
 from ..kernels.timeline import on_all_workers
-from . import kernels
 from ..log import LOGGER
+from . import kernels
 from .kernels import FAILED, MAKING, READY
 
 
