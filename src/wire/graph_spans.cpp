@@ -7,6 +7,7 @@ namespace dtorch {
 namespace {
 
 constexpr uint32_t kFewestOperators = 4;  // worth a graph
+constexpr uint32_t kTimesForCut = 3;
 
 Kind kind_of(const Window& window, uint32_t record) {
   return static_cast<Kind>(window.words()[window.offset(record) + 1] & 0xffff);
@@ -34,8 +35,10 @@ void GraphSpans::note_message(const Window& window, Span records) {
   const uint32_t end = records.last;
   const auto span = std::ranges::upper_bound(find(window), end, {}, &Span::last);
   if (span == spans_.end() || end <= span->first) return;
-  ends_.insert(end);
-  if (earlier_ends_.contains(end) && cuts_.insert(end).second) forget();
+  const auto earlier = earlier_ends_.find(end);
+  const uint32_t times = earlier == earlier_ends_.end() ? 1 : earlier->second + 1;
+  ends_[end] = times;
+  if (times >= kTimesForCut && cuts_.insert(end).second) forget();
 }
 
 void GraphSpans::set_regions(std::vector<Span> regions) {

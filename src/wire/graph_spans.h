@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -38,9 +39,9 @@ class GraphSpans {
 
   std::vector<bool> has_changed_;  // by record
   std::vector<Span> regions_;
-  // Where messages ended within a span: in the run at hand, in the one before, and in two that came one after the
-  // other. There the program waits for something, each time.
-  std::set<uint32_t> ends_, earlier_ends_, cuts_;
+  // Where messages ended within a span, in the run at hand and the one before, and in how many runs up to that.
+  std::map<uint32_t, uint32_t> ends_, earlier_ends_;
+  std::set<uint32_t> cuts_;  // where the program waits for something, each time
   std::vector<Span> spans_;
   bool is_divided_ = false;
   uint32_t version_ = 0;

@@ -39,7 +39,7 @@ else:
     link = _mpi.MPILink(comm, [1], [False], None, "network", 50)
     controller = _controller.Controller(
         _controller.SendOrder(), 0, [link.controller_end()], window_bytes=1 << 16,
-        gather_microseconds=40, traces=False,
+        gather_microseconds=40, traces=False, for_graphs=False,
     )
     thread = threading.Thread(target=controller.run)
     thread.start()
