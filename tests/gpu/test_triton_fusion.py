@@ -208,7 +208,7 @@ def test_without_triton_operators_run_one_by_one(monkeypatch, tmp_path, caplog):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec",
                         lambda name: None if name == "triton" else find_spec(name))
-    start(cache=str(tmp_path / "cache"))
+    start(cache=str(tmp_path / "cache"), log="warning")
     assert "there is no Triton here" in caplog.text
     x = line(30_021)
     for step in range(TIMES):
