@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "worker/distinct.h"
 #include "worker/part_capture.h"
 #include "worker/part_finder.h"
 
@@ -100,14 +101,6 @@ class PartRun : PartAccess {
       part_.state = CapturedPart::State::kRefused;
     }
     return false;
-  }
-
-  // Where a tensor repeats elements (as one that is expanded), once each.
-  static at::Tensor distinct(at::Tensor tensor) {
-    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-      if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
-    }
-    return tensor;
   }
 
   // False: nothing has happened.

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "worker/distinct.h"
 #include "worker/fused.h"
 
 namespace dtorch {
@@ -63,20 +64,13 @@ class FusedCall {
     return found;
   }
 
-  // A GPU's kernels read 16 bytes at a time. Memory that is allocated is aligned to more than that.
+  // A GPU's kernels read 16 bytes at a time. Memory that is allocated is aligned to more than that. What an input
+  // repeats, its copy repeats.
   void align() {
     for (auto& input : inputs) {
-      if (reinterpret_cast<uintptr_t>(input.const_data_ptr()) % 16 != 0) input = cloned(input);
+      if (reinterpret_cast<uintptr_t>(input.const_data_ptr()) % 16 == 0) continue;
+      input = distinct(input).clone(at::MemoryFormat::Contiguous).expand(input.sizes());
     }
-  }
-
-  // A copy that repeats the elements which a tensor repeats.
-  static at::Tensor cloned(const at::Tensor& tensor) {
-    at::Tensor once = tensor;
-    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-      if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) once = once.narrow(dim, 0, 1);
-    }
-    return once.clone(at::MemoryFormat::Contiguous).expand(tensor.sizes());
   }
 
   void launch(int64_t elements) {
